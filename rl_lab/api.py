@@ -1,0 +1,419 @@
+"""RL Lab from Python, for notebooks and scripts; the command line calls these same functions.
+
+    run = rl_lab.train("ppo_cartpole", seed=1)
+    rl_lab.evaluate(run, episodes=100)
+    policy = rl_lab.load(run)
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_lab.composition import apply_overrides, compose, from_yaml, to_yaml
+from rl_lab.environments.base import Environment
+from rl_lab.environments.factory import make_environment
+from rl_lab.orchestration.housekeeping import Housekeeping
+from rl_lab.policy import Policy
+from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
+from rl_lab.runs.index import RunIndex, resolve_run
+from rl_lab.runs.lock import RunLock
+from rl_lab.runs.manifest import check_manifest_versions, collect_manifest
+from rl_lab.runs.migrate import migrate_config
+from rl_lab.runs.report import write_report
+from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.state import apply_state
+from rl_lab.runs.video import write_video
+from rl_lab.types import ConfigError, Metrics, RLLabError, RunError
+from rl_lab.wiring import (
+    Agent,
+    Experiment,
+    build,
+    build_agent,
+    build_environment,
+    build_evaluator,
+    build_runtime,
+    read_settings,
+)
+
+ResumeMode = Literal["exact", "warm_start", "warm_start_optimizer"]
+MODES = ("exact", "warm_start", "warm_start_optimizer")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk."""
+
+    directory: RunDirectory
+
+    @property
+    def id(self) -> str:
+        return self.directory.id
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.directory.read_status()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return load_config(self.directory)
+
+
+RunReference = str | Path | Run
+
+
+# --- training ----------------------------------------------------------------------------------
+
+
+def train(
+    experiment: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    run_id: str | None = None,
+    runs_dir: str | Path | None = None,
+    config_dir: Path | None = None,
+    quiet: bool = False,
+    resume_existing: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train an experiment to its end. Settings are `seed=1` or, for a deeper key, `algorithm__discount=0.98`."""
+    spelled = [f"{key.replace('__', '.')}={_spell(value)}" for key, value in settings.items()]
+    config = compose(experiment, [*overrides, *spelled], config_dir=config_dir)
+    runs_dir = Path(runs_dir if runs_dir is not None else config["runs"]["directory"])
+    run_id = run_id if run_id is not None else config["runs"]["id"]
+    if resume_existing and run_id is not None and (runs_dir / run_id / "config.yaml").exists():
+        return resume(run_id, runs_dir=runs_dir, quiet=quiet)
+    return train_config(config, overrides=[*overrides, *spelled], run_id=run_id, runs_dir=runs_dir, quiet=quiet)
+
+
+def train_config(
+    config: dict[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    run_id: str | None = None,
+    runs_dir: Path,
+    quiet: bool = False,
+    warm_start: tuple[Checkpoint, bool] | None = None,
+) -> Run:
+    """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
+    checked = read_settings(config)
+    run = RunDirectory.create(runs_dir, run_id=run_id, name=checked.experiment.name, seed=checked.seed)
+    with RunLock(run):
+        text = to_yaml(config)
+        run.write_config(text)
+        run.write_overrides(list(overrides))
+        algorithm = str(config["algorithm"]["_target_"]).rsplit(".", 1)[-1]
+        run.write_manifest(
+            collect_manifest(
+                config_text=text,
+                seed=checked.seed,
+                algorithm=algorithm,
+                environment_id=str(config["environment"]["id"]),
+                name=checked.experiment.name,
+            )
+        )
+        run.write_tags(list(checked.experiment.tags))
+        with _interruptible() as interruption, _recorded(run):
+            experiment = build(
+                config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=_status_writer(run)
+            )
+            if warm_start is not None:
+                experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
+            _run(experiment, run)
+    return Run(run)
+
+
+def resume(
+    run: RunReference,
+    *,
+    runs_dir: str | Path | None = None,
+    mode: ResumeMode = "exact",
+    overrides: Sequence[str] = (),
+    quiet: bool = False,
+) -> Run:
+    """Continue a run. exact: bit for bit, in its own directory; warm_start: a new run that begins with its weights."""
+    if mode not in MODES:
+        raise ConfigError(f"mode is '{mode}': write {', '.join(MODES)}.")
+    directory = _directory(run, runs_dir)
+    config = load_config(directory)
+    if mode != "exact":
+        store = CheckpointStore(directory.checkpoints_dir)
+        found = store.load("latest")
+        changed = apply_overrides(config, overrides)
+        return train_config(
+            changed,
+            overrides=[*overrides, f"# {mode} from {directory.id}"],
+            runs_dir=directory.path.parent,
+            quiet=quiet,
+            warm_start=(found, mode == "warm_start_optimizer"),
+        )
+    if overrides:
+        raise ConfigError(
+            "An exact resume takes no overrides, since it continues bit for bit. "
+            "To go on with other settings, use --mode warm_start_optimizer, which starts a new run from these weights."
+        )
+    with RunLock(directory):
+        if directory.read_status()["state"] in ("finished", "stopped"):
+            raise RunError(
+                f"Run {directory.id} has {directory.read_status()['state']} already. Evaluate it with "
+                f"`rl-lab evaluate {directory.id}`, or start anew from its weights with --mode warm_start."
+            )
+        with _interruptible() as interruption, _recorded(directory):
+            experiment = build(
+                config, run=directory, quiet=quiet, interrupted=interruption.is_set, on_save=_status_writer(directory)
+            )
+            _restore_newest(experiment, directory)
+            _run(experiment, directory)
+    return Run(directory)
+
+
+def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
+    store = CheckpointStore(run.checkpoints_dir)
+    checkpoint = store.load_newest_valid(lambda sentence: experiment.logger.message(sentence, "warning"))
+    if checkpoint is None:
+        experiment.logger.message("This run has no checkpoint yet: it starts from its beginning, with its own seed.")
+        experiment.logger.restart()
+        return
+    experiment.restore(checkpoint)
+    steps = checkpoint.counts["agent_steps"]
+    experiment.logger.message(f"Resumed {run.id} at {steps:,} agent steps from {checkpoint.path.name}.")
+
+
+def _run(experiment: Experiment, run: RunDirectory) -> None:
+    """The loop, then what a finished run shows; whatever happens, files and workers are closed."""
+    housekeeping = experiment.housekeeping
+    try:
+        run.write_status("running", counts=housekeeping.counts.as_dict(), wall_s=housekeeping.wall_s)
+        RunIndex(run.path.parent).record(run)
+        outcome = experiment.orchestrator.run()
+        if outcome == "interrupted":
+            _write_status(run, housekeeping, "interrupted", f"Continue with `rl-lab resume {run.id}`.")
+            experiment.display.summary(
+                agent_steps=housekeeping.counts.agent_steps,
+                seconds=housekeeping.wall_s,
+                score=housekeeping.last_score,
+                paths={"checkpoint": run.checkpoints_dir / "latest"},
+                commands={"continue": f"rl-lab resume {_named(run)}"},
+                title="Interrupted: saved, nothing is lost",
+            )
+            return
+        video = _record_video(experiment, run) if experiment.settings.evaluation.video else None
+        _write_status(run, housekeeping, outcome)
+        experiment.logger.flush()
+        report = write_report(run)
+        _show_summary(experiment, run, report, video)
+    finally:
+        experiment.close()
+        RunIndex(run.path.parent).record(run)
+
+
+def _record_video(experiment: Experiment, run: RunDirectory) -> Path | None:
+    recording = experiment.evaluator.record(experiment.agent.workflow.act)
+    if recording is None:
+        experiment.logger.message("No video: this environment cannot render here.", "warning")
+        return None
+    steps = experiment.housekeeping.counts.agent_steps
+    return write_video(run.videos_dir / f"evaluation_{steps:012d}.mp4", recording.frames, recording.fps)
+
+
+def _show_summary(experiment: Experiment, run: RunDirectory, report: Path, video: Path | None) -> None:
+    housekeeping = experiment.housekeeping
+    split = experiment.time_split.whole()
+    shares = " · ".join(
+        f"{name} {split.get(f'time/{name}_fraction', 0.0):.0%}"
+        for name in ("environment", "policy", "update", "evaluation", "checkpoint", "logging", "overhead")
+    )
+    paths = {"curve": run.curve_path, "video": video, "report": report, "checkpoint": run.checkpoints_dir / "latest"}
+    experiment.display.summary(
+        agent_steps=housekeeping.counts.agent_steps,
+        seconds=housekeeping.wall_s,
+        score=housekeeping.last_score,
+        paths={label: path for label, path in paths.items() if path is not None},
+        commands={"time split": shares, "watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"},
+    )
+
+
+def _named(run: RunDirectory) -> str:
+    """How a user names this run from here: by its id in ./runs, by its path elsewhere."""
+    return run.id if run.path.parent.resolve() == Path("runs").resolve() else str(run.path)
+
+
+def _write_status(run: RunDirectory, housekeeping: Housekeeping, state: str, message: str = "") -> None:
+    run.write_status(
+        state,
+        counts=housekeeping.counts.as_dict(),
+        wall_s=housekeeping.wall_s,
+        best_score=housekeeping.best_score,
+        final_score=housekeeping.last_score,
+        message=message,
+    )
+
+
+def _status_writer(run: RunDirectory) -> Any:
+    return lambda housekeeping: _write_status(run, housekeeping, "running")
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """SIGINT and SIGTERM ask the loop to save and leave; a second one leaves at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _recorded(run: RunDirectory) -> Iterator[None]:
+    """A run that fails says so in its status, with the reason, before the error goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        run.write_status("interrupted", message=f"Left at once. Continue with `rl-lab resume {run.id}`.")
+        raise
+    except RLLabError as error:
+        _try_status(run, str(error))
+        raise
+    except BaseException as error:
+        _try_status(run, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _try_status(run: RunDirectory, message: str) -> None:
+    """The disk may be what failed: then the error itself, which goes on, is all there is to say."""
+    try:
+        run.write_status("failed", message=message)
+    except RLLabError:
+        return
+
+
+def _spell(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"'{value}'" if isinstance(value, str) and any(c in value for c in " ,:=()[]{}") else str(value)
+
+
+# --- looking -----------------------------------------------------------------------------------
+
+
+def evaluate(
+    run: RunReference,
+    *,
+    episodes: int = 100,
+    checkpoint: str | Path = "latest",
+    seed: int | None = None,
+    video: str | Path | None = None,
+    runs_dir: str | Path | None = None,
+) -> dict[str, float]:
+    """Play `episodes` deterministic episodes of a trained policy; `video` also records one of them."""
+    directory = _directory(run, runs_dir)
+    config = load_config(directory)
+    if seed is not None:
+        config["seed"] = seed
+    agent, evaluator = _load_agent(directory, config, checkpoint)
+    try:
+        metrics: Metrics = agent.workflow.evaluate(episodes=episodes)
+        if video is not None:
+            recording = evaluator.record(agent.workflow.act)
+            if recording is None:
+                raise RunError(f"{config['environment']['id']} cannot render here, so there is no video.")
+            write_video(Path(video), recording.frames, recording.fps)
+        return {name: float(value) for name, value in metrics.items()}
+    finally:
+        evaluator.close()
+
+
+def load(run: RunReference, *, checkpoint: str | Path = "latest", runs_dir: str | Path | None = None) -> Policy:
+    """A trained policy that keeps its own recurrent state and normaliser: `policy.act(observation)`."""
+    directory = _directory(run, runs_dir)
+    config = load_config(directory)
+    environment = build_environment(config, stream="play_environment", num_envs=1)
+    try:
+        agent, evaluator = _load_agent(directory, config, checkpoint, environment)
+        evaluator.close()
+        return Policy(agent.workflow, environment.blueprint, device=agent.runtime.device)
+    finally:
+        environment.close()
+
+
+def play(
+    run: RunReference,
+    *,
+    episodes: int = 1,
+    output: str | Path | None = None,
+    checkpoint: str | Path = "latest",
+    seed: int | None = None,
+    runs_dir: str | Path | None = None,
+) -> Path | None:
+    """Watch a policy: in a window where there is a display, else (or with `output`) as an mp4."""
+    from rl_lab.collection.viewer import can_show, show
+
+    directory = _directory(run, runs_dir)
+    config = load_config(directory)
+    if seed is not None:
+        config["seed"] = seed
+    agent, evaluator = _load_agent(directory, config, checkpoint)
+    try:
+        recordings = evaluator.record_episodes(agent.workflow.act, episodes=episodes)
+    finally:
+        evaluator.close()
+    frames = [frame for recording in recordings for frame in recording.frames]
+    if not frames:
+        raise RunError(f"{config['environment']['id']} cannot render, so there is nothing to show.")
+    if output is None and can_show():
+        show(frames, fps=recordings[0].fps, title=directory.id)
+        return None
+    path = Path(output) if output is not None else directory.videos_dir / "play.mp4"
+    return write_video(path, frames, recordings[0].fps)
+
+
+def make_env(id: str, **settings: Any) -> Environment:
+    """Environments as our algorithms see them: `rl_lab.make_env("CartPole-v1", num_envs=8)`."""
+    return make_environment(id=id, **settings)
+
+
+def load_config(run: RunDirectory) -> dict[str, Any]:
+    """The saved config of a run, upgraded to this version's schema."""
+    manifest = run.read_manifest()
+    check_manifest_versions(manifest, place=str(run.path))
+    config = from_yaml(run.read_config_text(), place=str(run.config_path))
+    return migrate_config(config, int(manifest["config_schema_version"]))
+
+
+def _load_agent(
+    directory: RunDirectory, config: Mapping[str, Any], checkpoint: str | Path, environment: Environment | None = None
+) -> tuple[Agent, Any]:
+    found = CheckpointStore(directory.checkpoints_dir).load(checkpoint, sections=("components", "controllers"))
+    runtime = build_runtime(config)
+    evaluator = build_evaluator(config, read_settings(config).evaluation, runtime)
+    spec = (environment or evaluator.environment).spec
+    agent = build_agent(config, spec, runtime=runtime, evaluator=evaluator)
+    targets = agent.state_targets()
+    apply_state({name: targets[name] for name in ("components", "controllers")}, found.state)
+    return agent, evaluator
+
+
+def _directory(run: RunReference, runs_dir: str | Path | None) -> RunDirectory:
+    if isinstance(run, Run):
+        return run.directory
+    return resolve_run(run, Path(runs_dir if runs_dir is not None else "runs"))

@@ -1,0 +1,31 @@
+"""What the Collector writes to and the Orchestrator samples from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rl_lab.types import Batch, StateTree
+
+
+class Buffer(Protocol):
+    """Rows in, batches out. Rows follow the one data convention (docs/time_steps.md)."""
+
+    def add(self, row: Batch) -> None:
+        """Store one answered row of N environments: observation keys, flags, reward, action, extras `[N, ...]`."""
+        ...
+
+    def set_pending(self, row: Batch) -> None:
+        """Tell the newest time step, which the policy has not answered yet (no action, no extras)."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether `sample` can give a batch now."""
+        ...
+
+    def sample(self) -> Batch:
+        """A batch `[B, T, ...]` of consecutive rows."""
+        ...
+
+    def get_state(self) -> StateTree: ...
+
+    def set_state(self, state: StateTree) -> None: ...

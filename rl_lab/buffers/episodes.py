@@ -1,0 +1,103 @@
+"""Whole episodes: rows wait until their episode has ended, then come out together, padded.
+
+    env 0   [first . . . last][first . . . . .         still running: kept for a later batch
+    env 1   [first . last][first . . . last][first .
+
+A batch `[B, T, ...]` holds B finished episodes. Shorter ones are padded with rows that say is_last, so the
+convention's own rule, "a transition is valid where ~is_last", masks the padding and nothing else is needed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rl_lab.types import Batch, StateTree
+
+
+class EpisodeBuffer:
+    """Gathers finished episodes; `sample` gives the oldest `episodes_per_batch` of them and forgets them."""
+
+    def __init__(self, *, num_envs: int, episodes_per_batch: int = 8, capacity_steps: int = 256) -> None:
+        self.episodes_per_batch = episodes_per_batch
+        self._capacity_steps = max(capacity_steps, 2)
+        self._storage: Batch = {}
+        self._head = 0
+        self._starts = [0] * num_envs  # where each environment's running episode begins
+        self._finished: list[Batch] = []
+
+    def add(self, row: Batch) -> None:
+        if self._storage.keys() != row.keys():
+            self._allocate(row)
+        if self._head == self._capacity_steps:
+            self._make_room()
+        for key, value in row.items():
+            self._storage[key][:, self._head] = value
+        self._head += 1
+        if bool(row["is_last"].any()):
+            for env_index in row["is_last"].nonzero()[:, 0].tolist():
+                rows = slice(self._starts[env_index], self._head)
+                self._finished.append({key: value[env_index, rows].clone() for key, value in self._storage.items()})
+                self._starts[env_index] = self._head
+
+    def set_pending(self, row: Batch) -> None:
+        """An unanswered row belongs to no finished episode: there is nothing to keep."""
+
+    def ready(self) -> bool:
+        return len(self._finished) >= self.episodes_per_batch
+
+    def sample(self) -> Batch:
+        assert self.ready(), "too few finished episodes"
+        episodes, self._finished = (
+            self._finished[: self.episodes_per_batch],
+            self._finished[self.episodes_per_batch :],
+        )
+        longest = max(len(episode["reward"]) for episode in episodes)
+        return {key: torch.stack([_padded(episode[key], key, longest) for episode in episodes]) for key in episodes[0]}
+
+    def _allocate(self, row: Batch) -> None:
+        """A phase whose policy keeps other extras starts anew: its rows do not mix with older ones."""
+        self._storage = {
+            key: value.new_zeros((value.shape[0], self._capacity_steps, *value.shape[1:])) for key, value in row.items()
+        }
+        self._head = 0
+        self._starts = [0] * len(self._starts)
+        self._finished = []
+
+    def _make_room(self) -> None:
+        """Forget rows of finished episodes; double the memory when the running ones fill it."""
+        oldest = min(self._starts)
+        kept = self._head - oldest
+        if kept > self._capacity_steps // 2:
+            self._capacity_steps *= 2
+        for key, value in self._storage.items():
+            moved = value.new_zeros((value.shape[0], self._capacity_steps, *value.shape[2:]))
+            moved[:, :kept] = value[:, oldest : self._head]
+            self._storage[key] = moved
+        self._head = kept
+        self._starts = [start - oldest for start in self._starts]
+
+    def get_state(self) -> StateTree:
+        oldest = min(self._starts)
+        return {
+            "rows": {key: value[:, oldest : self._head].clone() for key, value in self._storage.items()},
+            "starts": [start - oldest for start in self._starts],
+            "finished": [dict(episode) for episode in self._finished],
+        }
+
+    def set_state(self, state: StateTree) -> None:
+        if state["rows"]:
+            length = next(iter(state["rows"].values())).shape[1]
+            self._capacity_steps = max(self._capacity_steps, 2 * length)
+            self._allocate({key: value.new_zeros(value.shape[:1] + value.shape[2:]) for key, value in state["rows"].items()})
+            for key, value in state["rows"].items():
+                self._storage[key][:, :length] = value
+            self._head = length
+        self._starts = list(state["starts"])
+        self._finished = [dict(episode) for episode in state["finished"]]
+
+
+def _padded(rows: torch.Tensor, key: str, length: int) -> torch.Tensor:
+    padding = rows.new_zeros((length - len(rows), *rows.shape[1:]))
+    if key in ("is_last", "is_terminal"):
+        padding = ~padding
+    return torch.cat([rows, padding])

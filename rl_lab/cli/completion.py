@@ -1,0 +1,246 @@
+"""`rl-lab completion`: completion scripts for bash, zsh and fish, generated from the parsers themselves."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rl_lab.cli.parsing import Parser
+
+DESCRIPTION = """Print a completion script. Commands, options and choices are in it; experiment names are asked for once
+per shell, and runs are read from ./runs."""
+
+EXAMPLES = """
+eval "$(rl-lab completion bash)"                                    this shell; or put the line into ~/.bashrc
+eval "$(rl-lab completion zsh)"                                     after compinit, in ~/.zshrc
+rl-lab completion fish > ~/.config/fish/completions/rl-lab.fish
+"""
+
+# What a command's free words are: a shell function of this name (see the templates) lists them.
+FREE_WORDS = {
+    "train": "experiments",
+    "resume": "runs",
+    "evaluate": "runs",
+    "play": "runs",
+    "show": "runs",
+    "config": "experiments",
+}
+
+
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
+    parser.add_argument("shell", choices=list(SHELLS), help="which shell to write for")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    print(SHELLS[arguments.shell](describe_commands()), end="")
+    return 0
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a command: every spelling, what it may be given, and its help."""
+
+    spellings: tuple[str, ...]
+    takes_value: bool
+    choices: tuple[str, ...]
+    help: str
+
+
+@dataclass(frozen=True)
+class CommandWords:
+    """Everything that may be completed after `rl-lab NAME`."""
+
+    name: str
+    summary: str
+    options: tuple[Option, ...]
+    words: tuple[str, ...]  # fixed first words: `show`, `check`
+    free: str  # "experiments", "runs" or nothing
+
+    @property
+    def flags(self) -> list[str]:
+        return [spelling for option in self.options for spelling in option.spellings]
+
+
+def describe_commands() -> list[CommandWords]:
+    """Ask every command's parser what it understands."""
+    from rl_lab.cli.main import SUMMARIES, command_module
+
+    described = []
+    for name, summary in SUMMARIES.items():
+        module = command_module(name)
+        parser = module.build_parser(f"rl-lab {name}")
+        options = {option.spellings: option for option in _options(parser)}
+        words = tuple(getattr(module, "ACTIONS", ())) + tuple(_positional_choices(parser))
+        described.append(CommandWords(name, summary, tuple(options.values()), words, FREE_WORDS.get(name, "")))
+    return described
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[Option]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from _options(child)
+        elif action.option_strings:
+            takes_value = action.nargs != 0
+            choices = tuple(str(choice) for choice in action.choices or ())
+            help_line = (action.help or "").replace("%(default)s", str(action.default))
+            yield Option(tuple(action.option_strings), takes_value, choices, help_line)
+
+
+def _positional_choices(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if not action.option_strings and action.choices and not isinstance(action, argparse._SubParsersAction):
+            yield from (str(choice) for choice in action.choices)
+
+
+# --- bash --------------------------------------------------------------------------------------
+
+# bash splits words at `=` and `:`; both stay as they are here, because neither option values nor run ids need them.
+BASH = r"""# bash completion for rl-lab; made by `rl-lab completion bash`
+_rl_lab_experiments() {
+    [[ -n ${_RL_LAB_EXPERIMENTS+set} ]] || _RL_LAB_EXPERIMENTS=$(rl-lab experiments -q 2>/dev/null)
+    printf '%s\n' "$_RL_LAB_EXPERIMENTS"
+}
+_rl_lab_runs() {
+    local directory
+    printf '%s\n' @last @best
+    for directory in runs/*/; do [[ -e $directory/config.yaml ]] && basename "$directory"; done
+}
+_rl_lab() {
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} words=""
+    COMPREPLY=()
+    if [[ $COMP_CWORD -eq 1 ]]; then
+        COMPREPLY=($(compgen -W "@COMMANDS@ --help --version" -- "$current"))
+        return
+    fi
+    case "${COMP_WORDS[1]} $previous" in
+@CHOICES@
+        *) case "${COMP_WORDS[1]}" in
+@WORDS@
+        esac ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}
+complete -o default -F _rl_lab rl-lab
+"""
+
+
+def bash_script(commands: list[CommandWords]) -> str:
+    choices = [
+        f'        "{command.name} {spelling}") words="{" ".join(option.choices)}" ;;'
+        for command in commands
+        for option in command.options
+        if option.choices
+        for spelling in option.spellings
+    ]
+    words = []
+    for command in commands:
+        free = f" $(_rl_lab_{command.free})" if command.free else ""
+        fixed = " ".join([*command.words, *command.flags])
+        words.append(f'            {command.name}) words="{fixed}{free}" ;;')
+    names = " ".join(command.name for command in commands)
+    return _fill(BASH, COMMANDS=names, CHOICES="\n".join(choices), WORDS="\n".join(words))
+
+
+# --- zsh ---------------------------------------------------------------------------------------
+
+ZSH = r"""#compdef rl-lab
+# zsh completion for rl-lab; made by `rl-lab completion zsh`
+_rl_lab_experiments() {
+    (( ${+_rl_lab_names} )) || typeset -ga _rl_lab_names=(${(f)"$(rl-lab experiments -q 2>/dev/null)"})
+    compadd -a _rl_lab_names
+}
+_rl_lab_runs() {
+    local -a names=(@last @best runs/*/config.yaml(N:h:t))
+    compadd -a names
+}
+_rl_lab() {
+    local -a commands=(
+@COMMANDS@
+    )
+    if (( CURRENT == 2 )); then
+        _describe 'command' commands
+        return
+    fi
+    local -a options
+    case "$words[2] $words[CURRENT-1]" in
+@CHOICES@
+    esac
+    case "$words[2]" in
+@WORDS@
+    esac
+    _describe -o 'option' options
+    _files
+}
+compdef _rl_lab rl-lab
+"""
+
+
+def zsh_script(commands: list[CommandWords]) -> str:
+    names = "\n".join(f"        {_quoted(f'{command.name}:{command.summary}')}" for command in commands)
+    choices = [
+        f"        {_quoted(f'{command.name} {spelling}')}) compadd -- {' '.join(option.choices)}; return ;;"
+        for command in commands
+        for option in command.options
+        if option.choices
+        for spelling in option.spellings
+    ]
+    words = []
+    for command in commands:
+        options = " ".join(
+            _quoted(f"{spelling}:{option.help}") for option in command.options for spelling in option.spellings
+        )
+        fixed = f"compadd -- {' '.join(command.words)}; " if command.words else ""
+        free = f"_rl_lab_{command.free}; " if command.free else ""
+        words.append(f"        {command.name}) {fixed}{free}options=({options}) ;;")
+    return _fill(ZSH, COMMANDS=names, CHOICES="\n".join(choices), WORDS="\n".join(words))
+
+
+# --- fish --------------------------------------------------------------------------------------
+
+FISH = r"""# fish completion for rl-lab; made by `rl-lab completion fish`
+function __rl_lab_experiments
+    set -q __rl_lab_experiment_names; or set -g __rl_lab_experiment_names (rl-lab experiments -q 2>/dev/null)
+    printf '%s\n' $__rl_lab_experiment_names
+end
+function __rl_lab_runs
+    printf '%s\n' @last @best
+    for file in runs/*/config.yaml
+        basename (dirname $file)
+    end
+end
+"""
+
+
+def fish_script(commands: list[CommandWords]) -> str:
+    lines = []
+    for command in commands:
+        summary = _quoted(command.summary)
+        lines.append(f"complete -c rl-lab -f -n __fish_use_subcommand -a {command.name} -d {summary}")
+        begin = f"complete -c rl-lab -n '__fish_seen_subcommand_from {command.name}'"
+        if command.words:
+            lines.append(f"{begin} -f -a {_quoted(' '.join(command.words))}")
+        if command.free:
+            lines.append(f"{begin} -a '(__rl_lab_{command.free})'")
+        for option in command.options:
+            names = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.spellings]
+            values = f" -x -a {_quoted(' '.join(option.choices))}" if option.choices else " -r" * option.takes_value
+            lines.append(f"{begin} {' '.join(names)}{values} -d {_quoted(option.help)}")
+    return FISH + "\n".join(lines) + "\n"
+
+
+def _fill(template: str, **blocks: str) -> str:
+    for name, text in blocks.items():
+        template = template.replace(f"@{name}@", text)
+    return template
+
+
+def _quoted(text: str) -> str:
+    """Single quotes as every POSIX-like shell and fish (since 3.0, through the '"'"' idiom) read them."""
+    return "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+SHELLS = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}

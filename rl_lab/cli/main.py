@@ -1,0 +1,137 @@
+"""The dispatcher behind `rl-lab` and `python -m rl_lab`: find the command, run it, turn errors into exit codes.
+
+0 done · 1 failed · 2 a wrong command line or config · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+from rl_lab.cli.parsing import Parser, UsageError, nearest
+
+# Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or
+# standard modules are spelled out in MODULES) and has `build_parser(prog)` and `run(arguments) -> int`.
+COMMANDS = {
+    "train and use": {
+        "train": "train an agent: an experiment, ENV:ALGORITHM, or the default run",
+        "resume": "continue a run exactly where its last checkpoint left it",
+        "evaluate": "score a run's policy over finished episodes",
+        "play": "watch a run's policy, in a window or as mp4",
+    },
+    "look at runs": {
+        "list": "the runs on this machine, newest first",
+        "show": "one run: settings, progress, scores, files",
+    },
+    "find your way": {
+        "experiments": "the named experiments",
+        "envs": "environments: search, describe, check your own",
+        "config": "explain a key, check experiments, compare two configs",
+    },
+    "this machine": {
+        "doctor": "check the installation and say how to mend it",
+        "completion": "print a completion script for bash, zsh or fish",
+    },
+}
+SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in group.items()}
+MODULES = {"list": "list_runs"}
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words or os.environ.get("RL_LAB_DEBUG", "0") not in ("", "0")
+    try:
+        exit_code = _dispatch(words)
+        sys.stdout.flush()  # a closed pipe must show itself here, not at interpreter exit
+    except SystemExit as request:  # argparse's --help
+        return int(request.code or 0)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        if not _stdout_is_closed():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except _user_errors() as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, _config_errors()) else EXIT_FAILED
+    return exit_code
+
+
+def command_module(name: str) -> ModuleType:
+    """The module of one command, imported now."""
+    return import_module(f"rl_lab.cli.{MODULES.get(name, name)}")
+
+
+def _dispatch(words: list[str]) -> int:
+    while words and words[0] == "--debug":
+        words = words[1:]
+    if not words or words[0] in ("-h", "--help", "help"):
+        if len(words) > 1:  # rl-lab help train
+            return _dispatch([words[1], "--help"])
+        print(_help())
+        return 0
+    if words[0] in ("-V", "--version", "version"):
+        from rl_lab import __version__
+
+        print(f"rl-lab {__version__}")
+        return 0
+    name = words[0]
+    if name not in SUMMARIES:
+        kind = "option" if name.startswith("-") else "command"
+        known = " ".join(SUMMARIES)
+        raise UsageError(f"unknown {kind} '{name}'.{nearest(name, SUMMARIES)}\n  Commands: {known}")
+    module = command_module(name)
+    parser: Parser = module.build_parser(f"rl-lab {name}")
+    exit_code: int = module.run(parser.parse(words[1:]))
+    return exit_code
+
+
+def _help() -> str:
+    lines = ["usage: rl-lab COMMAND [options]", ""]
+    lines += ["Train reinforcement-learning agents from one YAML, and never lose a run."]
+    for heading, group in COMMANDS.items():
+        lines += ["", f"{heading}:"] + [f"  {name:<12} {summary}" for name, summary in group.items()]
+    lines += [
+        "",
+        "start here:",
+        "  rl-lab train                            PPO on CartPole-v1, with a live display",
+        "  rl-lab train Acrobot-v1:ppo seed=3      any Gymnasium environment, any setting",
+        "  rl-lab COMMAND --help                   options and examples of one command",
+        "",
+        "A run is named by its id, a unique prefix, a path, @last or @best.",
+        "options: -h, --help   -V, --version   --debug (show tracebacks; or RL_LAB_DEBUG=1)",
+    ]
+    return "\n".join(lines)
+
+
+def _user_errors() -> tuple[type[BaseException], ...]:
+    """What a user can act on. rl_lab.types costs torch's import; if nobody loaded it, nobody raised its errors."""
+    types = sys.modules.get("rl_lab.types")
+    return (UsageError, types.RLLabError) if types else (UsageError,)
+
+
+def _config_errors() -> tuple[type[BaseException], ...]:
+    types = sys.modules.get("rl_lab.types")
+    return (UsageError, types.ConfigError) if types else (UsageError,)
+
+
+def _stdout_is_closed() -> bool:
+    """Whether our reader went away. An environment worker's broken pipe is another matter and must be seen."""
+    import select
+
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""What every command's parser shares: error style, the words `EXPERIMENT key=value ...`, common options."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+DEFAULT_RUNS_DIR = Path("runs")
+EXPERIMENT_KEYS = ("+experiment", "experiment")  # the long spelling of the positional EXPERIMENT
+
+
+class UsageError(Exception):
+    """The command line itself is wrong. Printed as `error: ...`; the exit code is 2."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or nothing. (rl_lab.types has the same words, but importing it costs torch.)"""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that reports mistakes the way the rest of RL Lab does and never guesses abbreviations."""
+
+    def __init__(self, prog: str | None = None, *, description: str = "", examples: str = "", **others: Any) -> None:
+        epilog = f"examples:\n{_indent(examples)}" if examples else None
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **others,  # what argparse itself hands to the parsers of actions
+        )
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error (or RL_LAB_DEBUG=1)")
+
+    def error(self, message: str) -> NoReturn:
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if choice:
+            message += "." + nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
+        raise UsageError(f"{message}\n  {' '.join(self.format_usage().split())}\n  More: {self.prog} --help")
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse all of `words`, options and positionals in any order; a leftover is an error with a suggestion."""
+        if any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
+            arguments, leftover = self.parse_known_args(words)
+        else:
+            arguments, leftover = self.parse_known_intermixed_args(words)
+        if leftover:
+            options = getattr(arguments, "parser", self)._option_string_actions
+            kind = "option" if leftover[0].startswith("-") else "argument"
+            self.error(f"unknown {kind} '{leftover[0]}'.{nearest(leftover[0].partition('=')[0], options)}")
+        return arguments
+
+
+def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(`names`, `overrides`): `key=value`, `+key=value` and `~key` are overrides, everything else is a name.
+
+    `+experiment=NAME` counts as the name NAME, so that Hydra's own spelling works unchanged.
+    """
+    names, overrides = [], []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key in EXPERIMENT_KEYS and equals:
+            names.append(value)
+        elif equals or word.startswith("~"):
+            overrides.append(word)
+        else:
+            names.append(word)
+    return names, overrides
+
+
+def one_name(words: Iterable[str], what: str) -> tuple[str | None, list[str]]:
+    """Like `split_words`, for commands that take at most one name."""
+    names, overrides = split_words(words)
+    if len(names) > 1:
+        raise UsageError(
+            f"'{names[1]}' is a second {what} after '{names[0]}'; one is allowed. Overrides are written key=value."
+        )
+    return (names[0] if names else None), overrides
+
+
+def add_runs_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs-dir", type=Path, metavar="DIR", help="where runs live (default: ./runs)")
+
+
+def runs_dir_of(arguments: argparse.Namespace) -> Path:
+    """Where the commands that read runs look for them."""
+    return arguments.runs_dir or DEFAULT_RUNS_DIR
+
+
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own configs (default: ./configs)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
+
+
+def add_quiet(parser: argparse.ArgumentParser, help: str = "print only warnings and errors") -> None:
+    parser.add_argument("-q", "--quiet", action="store_true", help=help)
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return number
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines())

@@ -1,0 +1,98 @@
+"""Plain text that survives pipes, narrow terminals and `--json`."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+MINIMUM_LAST_COLUMN = 12
+
+
+def print_json(value: object) -> None:
+    """One JSON document. NaN and infinity, which JSON has no words for, become null."""
+    print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def plain(value: object) -> Any:
+    """Nested data reduced to what JSON knows."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item") and not getattr(value, "shape", ()):  # a zero-dimensional array or tensor
+        return plain(value.item())
+    return str(value)
+
+
+@contextmanager
+def only_json_on_stdout(enabled: bool) -> Iterator[None]:
+    """While enabled, what libraries print goes to stderr, so that stdout holds the JSON alone."""
+    if not enabled:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Aligned columns; numbers to the right. On a terminal the last column is cut to fit the window."""
+    body = [[format_value(cell) for cell in row] for row in rows]
+    widths = [max(len(line[column]) for line in [list(headers), *body]) for column in range(len(headers))]
+    if sys.stdout.isatty():
+        room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
+        widths[-1] = min(widths[-1], max(room, MINIMUM_LAST_COLUMN))
+    numeric = [bool(body) and all(_is_number(line[column]) for line in body) for column in range(len(headers))]
+
+    def render(line: Sequence[str]) -> str:
+        cells = [
+            cut(cell, width).rjust(width) if right else cut(cell, width).ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([render([header.upper() for header in headers]), *(render(line) for line in body)])
+
+
+def fields(pairs: Iterable[tuple[str, object]], indent: int = 2) -> str:
+    """`name   value` lines with aligned values; empty values are left out."""
+    shown = [(name, format_value(value)) for name, value in pairs if value not in (None, "", [], {})]
+    width = max((len(name) for name, _ in shown), default=0)
+    return "\n".join(f"{'':{indent}}{name:<{width}}  {value}" for name, value in shown)
+
+
+def format_value(value: object) -> str:
+    """Short and readable: 4 significant digits for floats, thousands separated for counts, `-` for nothing."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return str(value)
+        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(format_value(item) for item in value)
+    return str(value)
+
+
+def cut(text: str, width: int) -> str:
+    """At most `width` characters, with an ellipsis where something was lost."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.replace(",", "").replace(".", "").lstrip("-").replace("e-", "").isdigit()

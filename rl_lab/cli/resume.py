@@ -1,0 +1,52 @@
+"""`rl-lab resume`: go on with a run, bit for bit, or start a new one from its weights."""
+
+from __future__ import annotations
+
+import argparse
+
+from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_runs_dir, split_words
+
+MODES = {
+    "exact": "the same run goes on: weights, optimiser, environments in mid-episode, random state (default)",
+    "warm_start": "a new run begins with its weights and normalisers; overrides are allowed",
+    "warm_start_optimizer": "like warm_start, with the optimiser's state",
+}
+DESCRIPTION = """Continue a run from its newest intact checkpoint. In mode `exact` the result is the same, bit for
+bit, as if it had never stopped.
+
+""" + "\n".join(f"  {name:<22}{meaning}" for name, meaning in MODES.items())
+
+EXAMPLES = """
+rl-lab resume @last
+rl-lab resume 20260101-1200                                   a unique prefix of an id is enough
+rl-lab resume @best --mode warm_start seed=7                  a new run that begins with its weights
+rl-lab resume @last --mode warm_start_optimizer training.phases.train.duration_steps=500000
+"""
+
+
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last or @best")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="settings to change (not in mode exact)")
+    parser.add_argument("--mode", choices=list(MODES), default="exact", help="how much to carry over (see above)")
+    add_runs_dir(parser)
+    add_quiet(parser, "print only the run's id, warnings and errors")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    names, overrides = split_words(arguments.words)
+    if names:
+        raise UsageError(f"'{names[0]}' is not an override. After RUN come settings, written key=value.")
+
+    from rl_lab import api
+    from rl_lab.cli.outcome import report
+
+    resumed = api.resume(
+        arguments.run,
+        mode=arguments.mode,
+        overrides=overrides,
+        runs_dir=arguments.runs_dir,
+        quiet=arguments.quiet,
+    )
+    return report(resumed, quiet=arguments.quiet)

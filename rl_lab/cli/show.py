@@ -1,0 +1,139 @@
+"""`rl-lab show`: everything worth knowing about one run on one screen."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_lab.cli.parsing import Parser, add_json, add_runs_dir, runs_dir_of
+from rl_lab.cli.printing import fields, print_json
+
+if TYPE_CHECKING:
+    from rl_lab.runs.run_directory import RunDirectory
+
+CURVES = {"training return": "collect/episode_return_mean", "evaluation return": "eval/episode_return_mean"}
+CURVE_WIDTH = 48
+BARS = "▁▂▃▄▅▆▇█"
+
+DESCRIPTION = """One run: what it is, how far it came, its scores and where its files lie."""
+
+EXAMPLES = """
+rl-lab show @last
+rl-lab show 20260101-1200 --json
+"""
+
+
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last or @best")
+    add_runs_dir(parser)
+    add_json(parser)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from rl_lab.runs.index import resolve_run
+
+    directory = resolve_run(arguments.run, runs_dir_of(arguments))
+    facts = gather(directory)
+    if arguments.json:
+        print_json(facts)
+    else:
+        print(describe(facts))
+    return 0
+
+
+def gather(directory: RunDirectory) -> dict[str, Any]:
+    """The run as plain data: the answer of --json, and what the page is drawn from."""
+    from rl_lab.composition import from_yaml
+    from rl_lab.runs.metrics_file import read_metrics, series
+
+    rows = read_metrics(directory.metrics_path)
+    curves = {
+        name: [value for _, value in series(rows, metric) if math.isfinite(value)] for name, metric in CURVES.items()
+    }
+    videos = sorted(directory.videos_dir.glob("[!.]*.mp4"), key=lambda path: path.stat().st_mtime_ns)
+    paths = {
+        "directory": directory.path,
+        "config": directory.config_path,
+        "report": directory.report_path,
+        "curve": directory.curve_path,
+        "video": videos[-1] if videos else None,
+        "latest checkpoint": directory.checkpoints_dir / "latest",
+        "best checkpoint": directory.checkpoints_dir / "best",
+        "metrics": directory.metrics_path,
+        "log": directory.log_path,
+    }
+    return {
+        "id": directory.id,
+        "manifest": directory.read_manifest(),
+        "status": directory.read_status(),
+        "tags": directory.read_tags(),
+        "config": from_yaml(directory.read_config_text(), place=str(directory.config_path)),
+        "last_metrics": {name: value for row in rows for name, value in row.items()},
+        "curves": curves,
+        "paths": {name: path for name, path in paths.items() if path is not None and path.exists()},
+    }
+
+
+def describe(facts: dict[str, Any]) -> str:
+    from rl_lab.runs.report import duration
+
+    manifest, status = facts["manifest"], facts["status"]
+    git = manifest.get("git") or {}
+    commit = f"{git['commit'][:12]}{' with changes' if git.get('dirty') else ''}" if git.get("commit") else None
+    versions = {"rl-lab": manifest.get("rl_lab_version"), "python": manifest.get("python")}
+    versions |= manifest.get("packages") or {}
+    what = [
+        ("experiment", manifest.get("name")),
+        ("algorithm", manifest.get("algorithm")),
+        ("environment", manifest.get("environment_id")),
+        ("seed", manifest.get("seed")),
+        ("command", manifest.get("command_line")),
+        ("commit", commit),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
+        ("started", manifest.get("created")),
+        ("tags", facts["tags"]["tags"]),
+        ("notes", facts["tags"]["notes"]),
+    ]
+    state = status["state"] + (f": {status['message']}" if status["message"] else "")
+    progress = [
+        ("state", state),
+        *((name.replace("_", " "), count) for name, count in status["counts"].items()),
+        ("time", duration(status["wall_s"] or 0.0)),
+        ("best score", status["best_score"]),
+        ("final score", status["final_score"]),
+    ]
+    curves = [(name, _curve_line(values)) for name, values in facts["curves"].items() if values]
+    files = [(name, _relative(path)) for name, path in facts["paths"].items()]
+    sections = {"": what, "progress": progress, "curves": curves, "files": files}
+    blocks = [f"{title}\n{fields(pairs)}".strip("\n") for title, pairs in sections.items() if pairs]
+    return "\n\n".join([facts["id"] + "\n" + blocks[0], *blocks[1:], _next_command(facts)])
+
+
+def sparkline(values: list[float], width: int = CURVE_WIDTH) -> str:
+    """A curve in one line of text: the means of `width` equal stretches, from the lowest bar to the highest."""
+    stretches = min(width, len(values))
+    edges = [round(index * len(values) / stretches) for index in range(stretches + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+
+
+def _curve_line(values: list[float]) -> str:
+    return f"{sparkline(values)}  {values[0]:.4g} -> {values[-1]:.4g}, best {max(values):.4g}"
+
+
+def _next_command(facts: dict[str, Any]) -> str:
+    over = facts["status"]["state"] in ("finished", "stopped", "running")
+    return f"next: rl-lab {'evaluate' if over else 'resume'} {facts['id']}"
+
+
+def _relative(path: Path) -> Path:
+    """As short as it can be written from here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path

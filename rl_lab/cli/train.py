@@ -1,0 +1,97 @@
+"""`rl-lab train`: from a name and a few overrides to a trained, resumable run; with -m, to many of them."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import product
+
+from rl_lab.cli.parsing import Parser, UsageError, add_config_dir, add_quiet, add_runs_dir, one_name, positive
+
+DEFAULT_ENVIRONMENT, DEFAULT_ALGORITHM = "CartPole-v1", "ppo"  # completes --algorithm or --env given alone
+
+DESCRIPTION = """Train an agent. Without arguments: PPO on CartPole-v1, with a live display.
+
+EXPERIMENT is a name from `rl-lab experiments`, or ENV:ALGORITHM for any Gymnasium id. key=value changes any
+setting (`rl-lab config explain KEY` says what it does). Ctrl-C saves and stops; `rl-lab resume` goes on."""
+
+EXAMPLES = """
+rl-lab train                                        the default run
+rl-lab train ppo_cartpole seed=3                    a named experiment, one setting changed
+rl-lab train Acrobot-v1:ppo                         any Gymnasium environment, no YAML
+rl-lab train --env my_package:MyEnv-v0 --algorithm ppo
+rl-lab train ppo_cartpole preset=debug              a few seconds, in one process: does it run at all?
+rl-lab train ppo_cartpole --cfg job                 print the resolved config and stop
+rl-lab train ppo_cartpole -m seed=0,1,2 --jobs 3    three seeds, three processes
+rl-lab train ppo_cartpole --run-id a1 --resume      start a1, or continue it if it exists
+"""
+
+
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
+    parser.add_argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="what to train, and settings")
+    parser.add_argument("--env", metavar="ID", help="a Gymnasium id, also package:Env-v0; stands for ID:ALGORITHM")
+    parser.add_argument("--algorithm", metavar="NAME", help=f"with --env (default: {DEFAULT_ALGORITHM})")
+    parser.add_argument("--run-id", metavar="ID", help="name the run (default: experiment, seed and time)")
+    parser.add_argument("--resume", action="store_true", help="if the run exists, continue it instead of refusing")
+    parser.add_argument("--cfg", choices=["job"], help="print the resolved config as YAML and stop")
+    parser.add_argument("-m", "--multirun", action="store_true", help="train every combination of a,b,c values")
+    parser.add_argument("--jobs", type=positive, metavar="K", help="with -m: processes at a time (default: cores / 2)")
+    add_runs_dir(parser)
+    add_config_dir(parser)
+    add_quiet(parser, "print only the run's id, warnings and errors")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    name, overrides = one_name(arguments.words, "experiment")
+    experiment = _experiment(name, arguments.env, arguments.algorithm)
+    if arguments.jobs and not arguments.multirun:
+        raise UsageError("--jobs runs several trainings at a time and needs -m: rl-lab train -m seed=0,1,2 --jobs 2")
+
+    from rl_lab import composition
+
+    sweep = list(product((experiment or "").split(","), composition.split_sweep(overrides)))
+    if len(sweep) > 1 and not arguments.multirun:
+        listed = next(word for word in [experiment or "", *overrides] if "," in word)
+        raise UsageError(
+            f"'{listed}' asks for {len(sweep)} trainings. Add -m to run them all, or give one value "
+            "(a list that is one value is written [a,b])."
+        )
+    if arguments.cfg:
+        configs = [composition.compose(part or None, words, config_dir=arguments.config_dir) for part, words in sweep]
+        print("---\n".join(composition.to_yaml(config).rstrip() + "\n" for config in configs), end="")
+        return 0
+    if arguments.multirun:
+        from rl_lab.cli.multirun import train_all
+
+        return train_all(sweep, arguments)
+    return _train_one(experiment, overrides, arguments)
+
+
+def _train_one(experiment: str | None, overrides: list[str], arguments: argparse.Namespace) -> int:
+    from rl_lab import api
+    from rl_lab.cli.outcome import report
+
+    trained = api.train(
+        experiment,
+        overrides=overrides,
+        run_id=arguments.run_id,
+        runs_dir=arguments.runs_dir,
+        config_dir=arguments.config_dir,
+        resume_existing=arguments.resume,
+        quiet=arguments.quiet,
+    )
+    return report(trained, quiet=arguments.quiet)
+
+
+def _experiment(name: str | None, env: str | None, algorithm: str | None) -> str | None:
+    """One experiment name out of the positional word or --env and --algorithm; None is the default run."""
+    if env is None and algorithm is None:
+        return name
+    composed = f"{env or DEFAULT_ENVIRONMENT}:{algorithm or DEFAULT_ALGORITHM}"
+    if name is not None:
+        raise UsageError(
+            f"'{name}' and {'--env' if env else '--algorithm'} both say what to train. Keep one: "
+            f"rl-lab train {name}, or rl-lab train {composed}"
+        )
+    return composed

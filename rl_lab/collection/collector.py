@@ -1,0 +1,176 @@
+"""The only caller of environment.step while training: ask the policy, store the row, step, repeat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from rl_lab.collection.episodes import EpisodeTracker
+from rl_lab.environments.base import Environment
+from rl_lab.types import (
+    Batch,
+    CollectResult,
+    Counts,
+    EnvironmentFault,
+    EnvRows,
+    Episode,
+    Phase,
+    PolicyStep,
+    StateTree,
+    TimeStep,
+)
+from rl_lab.utils.timing import Stopwatch
+from rl_lab.utils.tree import map_leaves
+
+Policy = Callable[..., PolicyStep]
+
+
+class RowStore(Protocol):
+    def add(self, row: Batch) -> None: ...
+    def set_pending(self, row: Batch) -> None: ...
+
+
+class Collector:
+    """Holds the environments, the pending time step that nobody has answered yet, and the policy's state."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        buffers: Mapping[str, RowStore],
+        *,
+        device: torch.device,
+        stopwatch: Stopwatch,
+        report: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self.environment = environment
+        self.buffers = buffers
+        self.device = device
+        self.stopwatch = stopwatch
+        self.report = report
+        self.episodes = EpisodeTracker(environment.num_envs)
+        self.restarts = 0
+        self._pending: EnvRows | None = None
+        self._policy_state: Any = None
+        self._controller: str | None = None
+
+    def collect(self, policy: Policy, *, phase: Phase) -> CollectResult:
+        """Answer `phase.collect_steps` rows of every environment and store them in the phase's buffer."""
+        buffer = self.buffers[phase.buffer]
+        if self._controller != phase.controller:
+            self._policy_state, self._controller = None, phase.controller
+        if self._pending is None:
+            self._pending = self._checked(self.environment.reset())
+        finished: list[Episode] = []
+        agent_steps = 0
+        clock, environment_s, policy_s = time.perf_counter, 0.0, 0.0
+        pending = self._pending
+        for _ in range(phase.collect_steps):
+            time_step = to_time_step(pending, self.device)
+            before = clock()
+            with torch.inference_mode():
+                answer = policy(time_step, self._policy_state, mode="train")
+            between = clock()
+            row = row_of(time_step)
+            row["action"] = answer.action
+            row.update(answer.extras)
+            buffer.add(row)
+            self._policy_state = answer.state
+            agent_steps += len(pending.is_last) - int(np.count_nonzero(pending.is_last))
+            action = answer.action.cpu().numpy()
+            start = clock()
+            pending = self.environment.step(action)
+            environment_s += clock() - start
+            policy_s += between - before
+            self._checked(pending)
+            finished += self.episodes.track(pending)
+        self._pending = pending
+        buffer.set_pending(row_of(to_time_step(pending, self.device)))
+        self.stopwatch.add("environment", environment_s)
+        self.stopwatch.add("policy", policy_s)
+        self._drain_events()
+        counts = Counts(
+            env_frames=agent_steps * self.environment.spec.frames_per_step,
+            agent_steps=agent_steps,
+            episodes=len(finished),
+        )
+        metrics = {**self.episodes.metrics(), "collect/environment_restarts": self.restarts}
+        return CollectResult(counts, metrics, tuple(finished))
+
+    def _checked(self, rows: EnvRows) -> EnvRows:
+        """Refuse a reward or an observation that is not finite, naming the environment that sent it."""
+        arrays = {"reward": rows.reward, **rows.observation}
+        for name, values in arrays.items():
+            if values.dtype.kind == "f" and not np.isfinite(values.sum()):
+                bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+                if len(bad):
+                    raise EnvironmentFault(
+                        f"Environment {bad[0]} of '{self.environment.spec.id}' sent a {name} that is not finite "
+                        f"({values[bad[0]]!s}). Nothing was learnt from it; the last checkpoint is intact. Check the "
+                        f"environment with `rl-lab envs check {self.environment.spec.id}`."
+                    )
+        return rows
+
+    def _drain_events(self) -> None:
+        for sentence in self.environment.drain_events():
+            self.restarts += 1
+            self.report(sentence)
+
+    def get_state(self) -> StateTree:
+        pending = self._pending
+        return {
+            "environment": self.environment.get_state() if pending is not None else None,
+            "pending": None
+            if pending is None
+            else {
+                "observation": dict(pending.observation),
+                **{name: getattr(pending, name) for name in ("reward", "is_first", "is_last", "is_terminal")},
+            },
+            "policy_state": map_leaves(torch.clone, self._policy_state),
+            "controller": self._controller,
+            "episodes": self.episodes.get_state(),
+            "restarts": self.restarts,
+        }
+
+    def set_state(self, state: StateTree) -> None:
+        self._controller = state["controller"]
+        self._policy_state = map_leaves(lambda leaf: leaf.to(self.device), state["policy_state"])
+        self.episodes.set_state(state["episodes"])
+        self.restarts = state["restarts"]
+        self._pending = None
+        if state["pending"] is not None:
+            arrays = map_leaves(np.asarray, state["pending"])
+            self._pending = EnvRows(**arrays)
+            self.environment.set_state(state["environment"])
+            self._drain_events()
+
+
+
+def to_time_step(rows: EnvRows, device: torch.device) -> TimeStep:
+    """Numpy rows as tensors; on a CPU they share memory."""
+    return TimeStep(
+        observation={key: _tensor(value, device) for key, value in rows.observation.items()},
+        reward=_tensor(rows.reward, device),
+        is_first=_tensor(rows.is_first, device),
+        is_last=_tensor(rows.is_last, device),
+        is_terminal=_tensor(rows.is_terminal, device),
+    )
+
+
+def row_of(time_step: TimeStep) -> Batch:
+    """A time step as one flat row."""
+    return {
+        **time_step.observation,
+        "reward": time_step.reward,
+        "is_first": time_step.is_first,
+        "is_last": time_step.is_last,
+        "is_terminal": time_step.is_terminal,
+    }
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

@@ -1,0 +1,63 @@
+"""Running returns and lengths of N environments, and the statistics of the latest finished episodes."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from rl_lab.types import EnvRows, Episode, Metrics, StateTree
+
+
+class EpisodeTracker:
+    """Adds up rewards per environment; a time step that says is_last finishes an episode."""
+
+    def __init__(self, num_envs: int, *, window: int = 100) -> None:
+        self._returns = np.zeros(num_envs, dtype=np.float64)
+        self._lengths = np.zeros(num_envs, dtype=np.int64)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=window)
+
+    def track(self, rows: EnvRows) -> list[Episode]:
+        """Count what arrived: an is_first row starts at zero, every other row is one agent step."""
+        self._returns += rows.reward
+        self._lengths += 1
+        if rows.is_first.any():
+            self._returns[rows.is_first] = 0.0
+            self._lengths[rows.is_first] = 0
+        if not rows.is_last.any():
+            return []
+        finished = [
+            Episode(int(i), float(self._returns[i]), int(self._lengths[i]), bool(rows.is_terminal[i]))
+            for i in np.flatnonzero(rows.is_last)
+        ]
+        self._recent.extend((episode.episode_return, episode.length) for episode in finished)
+        return finished
+
+    def metrics(self) -> Metrics:
+        """Statistics of the last episodes, empty before the first one ends."""
+        if not self._recent:
+            return {}
+        returns = np.array([episode_return for episode_return, _ in self._recent])
+        return {
+            "collect/episode_return_mean": float(returns.mean()),
+            "collect/episode_return_min": float(returns.min()),
+            "collect/episode_return_max": float(returns.max()),
+            "collect/episode_length_mean": float(np.mean([length for _, length in self._recent])),
+        }
+
+    @property
+    def recent_count(self) -> int:
+        return len(self._recent)
+
+    def get_state(self) -> StateTree:
+        return {
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "recent": [[episode_return, length] for episode_return, length in self._recent],
+        }
+
+    def set_state(self, state: StateTree) -> None:
+        self._returns = np.array(state["returns"], dtype=np.float64)
+        self._lengths = np.array(state["lengths"], dtype=np.int64)
+        self._recent.clear()
+        self._recent.extend((float(episode_return), int(length)) for episode_return, length in state["recent"])

@@ -1,0 +1,141 @@
+"""Deterministic evaluation in environments of their own: finished episodes only, as many from each environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_lab.collection.collector import Policy, to_time_step
+from rl_lab.collection.episodes import EpisodeTracker
+from rl_lab.environments.base import Environment
+from rl_lab.types import Episode, EnvRows, Metrics, StateTree
+
+# Without a limit of its own, an episode that has not ended after this many agent steps is counted as timed out.
+DEFAULT_TIMEOUT_STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One rendered episode."""
+
+    frames: list[np.ndarray]
+    fps: int
+    episode_return: float
+
+
+class Evaluator:
+    """Every evaluation of a run starts from the same environment states, so scores differ by the policy alone."""
+
+    def __init__(
+        self,
+        make_environment: Callable[[], Environment],
+        *,
+        make_render_environment: Callable[[], Environment],
+        device: torch.device,
+        timeout_steps: int | None = None,
+    ) -> None:
+        self._make_environment = make_environment
+        self._make_render_environment = make_render_environment
+        self._environment: Environment | None = None
+        self._start: tuple[StateTree, EnvRows] | None = None
+        self.device = device
+        self.timeout_steps = timeout_steps
+
+    def evaluate(self, policy: Policy, *, episodes: int) -> Metrics:
+        """Mean, deviation, minimum and maximum return of `episodes` finished episodes."""
+        finished, timed_out = self.play_episodes(policy, episodes=episodes)
+        metrics: Metrics = {"eval/episodes": len(finished), "eval/timed_out_episodes": timed_out}
+        if finished:
+            returns = np.array([episode.episode_return for episode in finished])
+            metrics |= {
+                "eval/episode_return_mean": float(returns.mean()),
+                "eval/episode_return_std": float(returns.std()),
+                "eval/episode_return_min": float(returns.min()),
+                "eval/episode_return_max": float(returns.max()),
+                "eval/episode_length_mean": float(np.mean([episode.length for episode in finished])),
+            }
+        return metrics
+
+    def play_episodes(self, policy: Policy, *, episodes: int) -> tuple[list[Episode], int]:
+        """The first episodes of each environment, so that short episodes are not counted more often."""
+        environment, rows = self._begin()
+        quota = np.full(environment.num_envs, episodes // environment.num_envs)
+        quota[: episodes % environment.num_envs] += 1
+        limit = self.timeout_steps or (environment.spec.max_episode_steps or DEFAULT_TIMEOUT_STEPS)
+        tracker = EpisodeTracker(environment.num_envs)
+        age = np.zeros(environment.num_envs, dtype=np.int64)
+        finished: list[Episode] = []
+        timed_out = 0
+        state: Any = None
+        while (quota > 0).any():
+            rows, state = self._advance(policy, environment, rows, state)
+            age = np.where(rows.is_first, 0, age + 1)
+            for episode in tracker.track(rows):
+                if quota[episode.env_index] > 0:
+                    quota[episode.env_index] -= 1
+                    finished.append(episode)
+            stuck = (age > limit) & (quota > 0) & ~rows.is_last
+            timed_out += int(quota[stuck].sum())
+            quota[stuck] = 0
+        return finished, timed_out
+
+    def record(self, policy: Policy, *, max_frames: int = 2000) -> Recording | None:
+        """Render one episode; None where the environment cannot render."""
+        recordings = self.record_episodes(policy, episodes=1, max_frames=max_frames)
+        return recordings[0] if recordings else None
+
+    def record_episodes(self, policy: Policy, *, episodes: int, max_frames: int = 2000) -> list[Recording]:
+        """Render episodes in an environment of their own, each cut after `max_frames`."""
+        environment = self._make_render_environment()
+        recordings: list[Recording] = []
+        try:
+            rows = environment.reset()
+            state: Any = None
+            for _ in range(episodes):
+                frames = [environment.render()]
+                total = 0.0
+                while frames[-1] is not None and len(frames) < max_frames and not rows.is_last[0]:
+                    rows, state = self._advance(policy, environment, rows, state)
+                    total += float(rows.reward[0])
+                    frames.append(environment.render())
+                shown = [frame for frame in frames if frame is not None]
+                if not shown:
+                    return []
+                recordings.append(Recording(shown, environment.spec.render_fps, total))
+                while not rows.is_first[0] and len(recordings) < episodes:
+                    rows, state = self._advance(policy, environment, rows, state)
+        finally:
+            environment.close()
+        return recordings
+
+    def _advance(
+        self, policy: Policy, environment: Environment, rows: EnvRows, state: Any
+    ) -> tuple[EnvRows, Any]:
+        with torch.inference_mode():
+            answer = policy(to_time_step(rows, self.device), state, mode="eval")
+        return environment.step(answer.action.cpu().numpy()), answer.state
+
+    @property
+    def environment(self) -> Environment:
+        """The evaluation environments, made when first needed."""
+        if self._environment is None:
+            self._environment = self._make_environment()
+        return self._environment
+
+    def _begin(self) -> tuple[Environment, EnvRows]:
+        environment = self.environment
+        if self._start is None:
+            rows = environment.reset()
+            self._start = (environment.get_state(), rows)
+        else:
+            environment.set_state(self._start[0])
+        return environment, self._start[1]
+
+    def close(self) -> None:
+        if self._environment is not None:
+            self._environment.close()
+            self._environment, self._start = None, None

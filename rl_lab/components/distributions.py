@@ -1,0 +1,175 @@
+"""Policies' distributions over actions: few kernels, and each result computed once.
+
+They are small on purpose. `torch.distributions` spends more time in Python than a small network in its forward
+pass; here a log-probability is one log-softmax (kept for the entropy) and one gather.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LOG_TWO_PI = math.log(2.0 * math.pi)
+FORBIDDEN_LOGIT = -1e30  # finite, so that gradients stay finite; exp of it is exactly 0 in every float format
+
+
+class Categorical:
+    """One of K actions. `mask [..., K]` (True: allowed) gives the others a probability of exactly 0."""
+
+    def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
+        if mask is not None:
+            logits = torch.where(mask.bool(), logits.float(), FORBIDDEN_LOGIT)
+        self.logits = logits
+        self._log_probs: Tensor | None = None
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Log-probabilities of all actions `[..., K]`; very negative where forbidden."""
+        if self._log_probs is None:
+            self._log_probs = torch.log_softmax(self.logits, dim=-1, dtype=torch.float32)
+        return self._log_probs
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities `[..., K]`."""
+        return self.log_probs.exp()
+
+    def sample(self) -> Tensor:
+        """Actions `[...]` int64. argmax(logit - log(e)), e ~ Exp(1), is a draw from the softmax (Gumbel's trick)."""
+        with torch.no_grad():
+            noise = torch.empty_like(self.logits, dtype=torch.float32).exponential_()
+            return noise.log_().neg_().add_(self.logits).argmax(dim=-1)
+
+    def mode(self) -> Tensor:
+        """The likeliest actions `[...]`."""
+        return self.logits.argmax(dim=-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """`[...]` for actions `[...]`."""
+        return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """Nats `[...]`. A forbidden action adds 0 * (-1e30) = -0, never NaN."""
+        log_probs = self.log_probs
+        return -(log_probs.exp() * log_probs).sum(dim=-1)
+
+    def kl(self, other: Categorical) -> Tensor:
+        """KL(self || other) `[...]`; the same actions must be allowed in both."""
+        log_probs = self.log_probs
+        return (log_probs.exp() * (log_probs - other.log_probs)).sum(dim=-1)
+
+
+class MultiCategorical:
+    """Several independent choices at once: logits and mask `[..., sum(sizes)]`, actions `[..., K]`."""
+
+    def __init__(self, logits: Tensor, sizes: Sequence[int], mask: Tensor | None = None) -> None:
+        parts = logits.split(tuple(sizes), dim=-1)
+        masks = mask.split(tuple(sizes), dim=-1) if mask is not None else [None] * len(parts)
+        self.parts = [Categorical(part, allowed) for part, allowed in zip(parts, masks, strict=True)]
+
+    def sample(self) -> Tensor:
+        """Actions `[..., K]` int64."""
+        return torch.stack([part.sample() for part in self.parts], dim=-1)
+
+    def mode(self) -> Tensor:
+        """The likeliest actions `[..., K]`."""
+        return torch.stack([part.mode() for part in self.parts], dim=-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """`[...]` for actions `[..., K]`."""
+        choices = action.unbind(dim=-1)
+        return _total([part.log_prob(choice) for part, choice in zip(self.parts, choices, strict=True)])
+
+    def entropy(self) -> Tensor:
+        """Nats `[...]`."""
+        return _total([part.entropy() for part in self.parts])
+
+    def kl(self, other: MultiCategorical) -> Tensor:
+        """KL(self || other) `[...]`."""
+        return _total([part.kl(theirs) for part, theirs in zip(self.parts, other.parts, strict=True)])
+
+
+class DiagonalGaussian:
+    """Independent normals: mean `[..., A]`, log_std `[A]` or `[..., A]`, actions `[..., A]`."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        self.mean = mean
+        self.log_std = log_std
+
+    def sample(self) -> Tensor:
+        """Actions `[..., A]` float32, without gradient."""
+        with torch.no_grad():
+            return self.rsample()
+
+    def rsample(self) -> Tensor:
+        """Actions `[..., A]` through which gradients reach mean and log_std."""
+        return torch.addcmul(self.mean, torch.randn_like(self.mean), self.log_std.exp())
+
+    def mode(self) -> Tensor:
+        """The mean `[..., A]`."""
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """`[...]` for actions `[..., A]`."""
+        standardised = (action - self.mean) * torch.exp(-self.log_std)
+        dimensions = self.mean.shape[-1]
+        return (standardised.square() * -0.5 - self.log_std).sum(dim=-1) - 0.5 * LOG_TWO_PI * dimensions
+
+    def entropy(self) -> Tensor:
+        """Nats `[...]`."""
+        per_row = self.log_std.sum(dim=-1) + 0.5 * (1.0 + LOG_TWO_PI) * self.mean.shape[-1]
+        return per_row.expand(self.mean.shape[:-1])
+
+    def kl(self, other: DiagonalGaussian) -> Tensor:
+        """KL(self || other) `[...]`."""
+        spread = torch.exp(2.0 * (self.log_std - other.log_std))
+        distance = ((self.mean - other.mean) * torch.exp(-other.log_std)).square()
+        return (0.5 * (spread + distance - 1.0) + other.log_std - self.log_std).sum(dim=-1)
+
+
+class SquashedGaussian:
+    """A diagonal normal pressed into (-1, 1) by tanh. It has no closed entropy: estimate it by -log_prob."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        self.base = DiagonalGaussian(mean, log_std)
+
+    def sample(self) -> Tensor:
+        """Actions `[..., A]` in (-1, 1), without gradient."""
+        return self.base.sample().tanh_()
+
+    def rsample(self) -> Tensor:
+        """Actions `[..., A]` with gradient."""
+        return torch.tanh(self.base.rsample())
+
+    def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
+        """An action and its log-probability without inverting tanh, which loses digits near -1 and 1."""
+        unsquashed = self.base.rsample()
+        return torch.tanh(unsquashed), self._log_prob_of(unsquashed)
+
+    def mode(self) -> Tensor:
+        """tanh of the mean: the median of each dimension."""
+        return torch.tanh(self.base.mean)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """`[...]` for actions `[..., A]`; actions at the very edge are moved inside by one float32 step."""
+        edge = 1.0 - torch.finfo(torch.float32).eps
+        return self._log_prob_of(torch.atanh(action.clamp(-edge, edge)))
+
+    def _log_prob_of(self, unsquashed: Tensor) -> Tensor:
+        # log(1 - tanh(u)^2) = 2 * (log 2 - u - softplus(-2u)), which neither overflows nor loses digits.
+        log_slope = 2.0 * (math.log(2.0) - unsquashed - F.softplus(-2.0 * unsquashed))
+        return self.base.log_prob(unsquashed) - log_slope.sum(dim=-1)
+
+
+Distribution = Categorical | MultiCategorical | DiagonalGaussian | SquashedGaussian
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

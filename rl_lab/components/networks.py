@@ -1,0 +1,203 @@
+"""Networks: stacks of linear layers for vectors, three convolutional stacks for images.
+
+Weights start orthogonal with gain sqrt(2) on hidden layers and zero biases, the start that on-policy methods
+were tuned with ("The 37 implementation details of PPO", detail 2); a caller names the gain of the last layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_lab.types import ConfigError, did_you_mean
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "silu": F.silu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+}
+NORMS: dict[str, Callable[[int], nn.Module] | None] = {"none": None, "layer": nn.LayerNorm, "rms": nn.RMSNorm}
+HIDDEN_GAIN = math.sqrt(2.0)
+
+Choice = TypeVar("Choice")
+
+
+def choose(choices: Mapping[str, Choice], name: str, *, place: str) -> Choice:
+    """The entry called `name`, or an error that lists the allowed names and the nearest one."""
+    if name not in choices:
+        allowed = ", ".join(choices)
+        raise ConfigError(f"{place}: '{name}' is not known; allowed: {allowed}.{did_you_mean(str(name), choices)}")
+    return choices[name]
+
+
+class MLP(nn.Module):
+    """Linear, norm and activation for each hidden size; with `output_size`, one bare linear layer at the end."""
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        norm: str = "none",
+        output_size: int | None = None,
+        output_gain: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.activation = choose(ACTIVATIONS, activation, place="MLP activation")
+        make_norm = choose(NORMS, norm, place="MLP norm")
+        sizes = [input_size, *_positive(hidden_sizes)]
+        self.hidden = nn.ModuleList(linear(before, after) for before, after in zip(sizes, sizes[1:], strict=False))
+        self.norms = nn.ModuleList(make_norm(size) for size in sizes[1:]) if make_norm is not None else None
+        self.output = linear(sizes[-1], output_size, gain=output_gain) if output_size is not None else None
+        self.output_size = sizes[-1] if output_size is None else output_size
+        # The dicts in which the layers keep weight and bias: reading these instead of calling the layers halves
+        # the Python time of a small network, and moving, copying or loading the module leaves them valid.
+        self._hidden_parameters = [layer._parameters for layer in self.hidden]
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[..., input_size]` to `[..., output_size]`."""
+        activation = self.activation
+        if self.norms is None:
+            for parameters in self._hidden_parameters:
+                features = activation(F.linear(features, parameters["weight"], parameters["bias"]))  # type: ignore[arg-type]
+        else:
+            for layer, norm in zip(self.hidden, self.norms, strict=True):
+                features = activation(norm(layer(features)))
+        return features if self.output is None else self.output(features)
+
+
+def linear(input_size: int, output_size: int, *, gain: float = HIDDEN_GAIN) -> nn.Linear:
+    """A linear layer with orthogonal weights and zero bias."""
+    layer = nn.Linear(input_size, output_size)
+    _orthogonal(layer, gain)
+    return layer
+
+
+class NatureCNN(nn.Module):
+    """The network of "Human-level control through deep reinforcement learning" (2015): 84x84 frames, fast."""
+
+    minimum_size = 36  # pixels: 36 -> 8 -> 3 -> 1 after its three kernels
+
+    def __init__(self, *, image_shape: Sequence[int], image_features: int = 256) -> None:
+        super().__init__()
+        height, width, channels = image_shape
+        if min(height, width) < self.minimum_size:
+            raise ConfigError(
+                f"image_network 'nature' needs images of at least {self.minimum_size}x{self.minimum_size} pixels; "
+                f"this one is {height}x{width}. Write image_network: small."
+            )
+        self.convolutions = nn.Sequential(
+            _convolution(channels, 32, kernel=8, stride=4),
+            nn.ReLU(inplace=True),
+            _convolution(32, 64, kernel=4, stride=2),
+            nn.ReLU(inplace=True),
+            _convolution(64, 64, kernel=3, stride=1),
+            nn.ReLU(inplace=True),
+        )
+        self.projection = linear(_flat_size(self.convolutions, image_shape), image_features)
+        self.output_size = image_features
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Scaled images `[N, C, height, width]` to `[N, output_size]`."""
+        return torch.relu(self.projection(self.convolutions(image).flatten(1)))
+
+
+class SmallCNN(NatureCNN):
+    """Three 3x3 convolutions, two of them halving: grid worlds and images below 36 pixels."""
+
+    def __init__(self, *, image_shape: Sequence[int], image_features: int = 256) -> None:
+        nn.Module.__init__(self)
+        self.convolutions = nn.Sequential(
+            _convolution(image_shape[2], 16, kernel=3, stride=1, padding=1),
+            nn.ReLU(inplace=True),
+            _convolution(16, 32, kernel=3, stride=2, padding=1),
+            nn.ReLU(inplace=True),
+            _convolution(32, 64, kernel=3, stride=2, padding=1),
+            nn.ReLU(inplace=True),
+        )
+        self.projection = linear(_flat_size(self.convolutions, image_shape), image_features)
+        self.output_size = image_features
+
+
+class ImpalaCNN(nn.Module):
+    """The residual network of "IMPALA" (2018): slower than Nature's and often better on procedural games."""
+
+    def __init__(
+        self, *, image_shape: Sequence[int], image_features: int = 256, channels: Sequence[int] = (16, 32, 32)
+    ) -> None:
+        super().__init__()
+        depths = [image_shape[2], *channels]
+        stages = [_ImpalaStage(before, after) for before, after in zip(depths, depths[1:], strict=False)]
+        self.convolutions = nn.Sequential(*stages, nn.ReLU(inplace=True))
+        self.projection = linear(_flat_size(self.convolutions, image_shape), image_features)
+        self.output_size = image_features
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Scaled images `[N, C, height, width]` to `[N, output_size]`."""
+        return torch.relu(self.projection(self.convolutions(image).flatten(1)))
+
+
+class _ImpalaStage(nn.Module):
+    """Convolution, halving max-pool, two residual blocks."""
+
+    def __init__(self, channels_in: int, channels_out: int) -> None:
+        super().__init__()
+        self.entry = _convolution(channels_in, channels_out, kernel=3, stride=1, padding=1)
+        self.residuals = nn.ModuleList(
+            _convolution(channels_out, channels_out, kernel=3, stride=1, padding=1) for _ in range(4)
+        )
+
+    def forward(self, image: Tensor) -> Tensor:
+        image = F.max_pool2d(self.entry(image), kernel_size=3, stride=2, padding=1)
+        first, second, third, fourth = self.residuals
+        image = image + second(torch.relu(first(torch.relu(image))))
+        return image + fourth(torch.relu(third(torch.relu(image))))
+
+
+IMAGE_NETWORKS: dict[str, type[NatureCNN] | type[ImpalaCNN]] = {
+    "nature": NatureCNN,
+    "impala": ImpalaCNN,
+    "small": SmallCNN,
+}
+
+
+def make_image_network(name: str, *, image_shape: Sequence[int], image_features: int) -> NatureCNN | ImpalaCNN:
+    """The named network; `auto` is Nature's where the image is large enough for it, else the small one."""
+    if name == "auto":
+        name = "nature" if min(image_shape[:2]) >= NatureCNN.minimum_size else "small"
+    network = choose({"auto": NatureCNN, **IMAGE_NETWORKS}, name, place="image_network")
+    return network(image_shape=image_shape, image_features=image_features)
+
+
+def _convolution(channels_in: int, channels_out: int, *, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
+    layer = nn.Conv2d(channels_in, channels_out, kernel_size=kernel, stride=stride, padding=padding)
+    _orthogonal(layer, HIDDEN_GAIN)
+    return layer
+
+
+def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
+    nn.init.orthogonal_(layer.weight, gain)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+
+
+def _flat_size(convolutions: nn.Module, image_shape: Sequence[int]) -> int:
+    height, width, channels = image_shape
+    with torch.no_grad():
+        return convolutions(torch.zeros(1, channels, height, width)).numel()
+
+
+def _positive(hidden_sizes: Sequence[int]) -> list[int]:
+    if isinstance(hidden_sizes, str) or any(not isinstance(size, int) or size < 1 for size in hidden_sizes):
+        raise ConfigError(
+            f"hidden_sizes is {hidden_sizes!r}; allowed is a list of whole numbers from 1 on. Write for example [64, 64]."
+        )
+    return list(hidden_sizes)

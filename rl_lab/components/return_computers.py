@@ -1,0 +1,196 @@
+"""What an action was worth: from rows of rewards and values to one target per action.
+
+Every function here takes rows 0..T (`[B, T+1]`, docs/time_steps.md) and answers for rows 0..T-1 (`[B, T]`):
+
+     row t            0       1       2       3       4 = T
+     reward           0       r1      r2      0       r4       arrives WITH the row, so action 0 earned r1
+     value            V0      V1      V2      V3      V4       the critic's guess at that row's observation
+     is_first         1       0       0       1       0
+     is_last          0       0       1       0       0        row 2 ends an episode
+     is_terminal      0       0       1/0     0       0        1: V2 is worth nothing; 0 (time limit): V2 counts
+     ------------------------------------------------------------------------------------------------------
+     return           R0      R1     (R2)     R3               Rt answers: what was action t worth?
+
+     R3 = r4 + discount * V4                      the rows end, not the episode: the last row bootstraps
+    (R2) row 2 is_last: no action was taken there, so whatever stands here is masked by the caller (`~is_last[:, :-1]`)
+     R1 = r2 + discount * (1 - is_terminal2) * V2 the episode ends at row 2: nothing flows back from row 3
+     R0 = r1 + discount * ((1 - lambda_) * V1 + lambda_ * R1)
+
+Gradients flow where the inputs carry them (an actor trained through a learned model needs that); stored rows
+carry none, so a rollout costs no graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_lab.types import Batch, ConfigError
+
+
+def lambda_return(
+    reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, lambda_: float
+) -> Tensor:
+    """TD(lambda) targets `[B, T]` from rows `[B, T+1]`; bootstraps at time limits and at the last row.
+
+    With n meaning row t+1:  Rt = rn + discount * (1 - is_terminal_n) * mix_n, where
+        mix_n = (1 - lambda_) * Vn + lambda_ * Rn   inside an episode, and
+        mix_n = Vn                                  where is_last_n, and at the last row.
+    """
+    next_value = value[:, 1:]
+    survival = _survival(is_terminal, discount, value.dtype)
+    carry = survival * ((~is_last[:, 1:]).to(value.dtype) * lambda_)  # how much of Rn reaches Rt
+    base = reward[:, 1:] + (survival - carry) * next_value
+    base = torch.cat((base[:, :-1], base[:, -1:] + carry[:, -1:] * next_value[:, -1:]), dim=1)
+    return scan_from_the_end(base, carry)
+
+
+def generalized_advantage(
+    reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, lambda_: float
+) -> Tensor:
+    """GAE `[B, T]`: how much better than the critic's guess, `lambda_return - value`."""
+    returns = lambda_return(reward, value, is_last, is_terminal, discount=discount, lambda_=lambda_)
+    return returns - value[:, :-1]
+
+
+def discounted_return(
+    reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float
+) -> Tensor:
+    """The rewards that really came, discounted `[B, T]`; values only at time limits and at the last row."""
+    return lambda_return(reward, value, is_last, is_terminal, discount=discount, lambda_=1.0)
+
+
+def n_step_return(
+    reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, n: int
+) -> Tensor:
+    """n rewards, then the critic `[B, T]`; fewer where the episode or the rows end first."""
+    survival = _survival(is_terminal, discount, value.dtype)
+    next_is_last, next_value, next_reward = is_last[:, 1:], value[:, 1:], reward[:, 1:]
+    following = next_value  # the i-step return of row t+1, starting with i = 0
+    for _ in range(n - 1):
+        longer = next_reward + survival * torch.where(next_is_last, next_value, following)
+        following = torch.cat((longer[:, 1:], next_value[:, -1:]), dim=1)
+    return next_reward + survival * torch.where(next_is_last, next_value, following)
+
+
+def reward_to_go(reward: Tensor, is_last: Tensor, *, discount: float = 1.0) -> Tensor:
+    """Discounted rewards from here to the end of the episode or of the rows `[B, T]`; no critic involved."""
+    carry = (~is_last[:, 1:]).to(reward.dtype) * discount
+    return scan_from_the_end(reward[:, 1:], carry)
+
+
+def episode_return(reward: Tensor, is_last: Tensor, *, discount: float = 1.0) -> Tensor:
+    """The whole episode's return, the same for each of its rows `[B, T]`: the rows' share of it, where an
+    episode began before row 0 or goes on after row T."""
+    to_go = reward_to_go(reward, is_last, discount=discount)
+    row = torch.arange(to_go.shape[1], device=reward.device).expand_as(to_go)
+    begins = torch.cat((torch.ones_like(is_last[:, :1]), is_last[:, :-2]), dim=1)
+    first_row = torch.where(begins, row, 0).cummax(dim=1).values
+    return to_go.gather(1, first_row)
+
+
+def _survival(is_terminal: Tensor, discount: float, dtype: torch.dtype) -> Tensor:
+    """`discount * (1 - is_terminal)` of row t+1; is_terminal may be a bool or a probability."""
+    return (1.0 - is_terminal[:, 1:].to(dtype)) * discount
+
+
+def scan_from_the_end(base: Tensor, carry: Tensor) -> Tensor:
+    """Solve Rt = base_t + carry_t * R(t+1) with R(T) = 0, in log2(T) vectorised rounds.
+
+    After the round of `reach`, base_t sums 2*reach rows and carry_t is the product of their carries, so a row
+    takes over what the row `reach` later already knows. Faster than a loop over T on CPU from about T = 32 and
+    on a GPU always. Rows lead inside, because slices of the leading axis stay contiguous.
+    """
+    base, carry = base.t().contiguous(), carry.t().contiguous()
+    length, reach = base.shape[0], 1
+    while reach < length:
+        head = torch.addcmul(base[:-reach], carry[: length - reach], base[reach:])
+        base = torch.cat((head, base[-reach:]))
+        carry = carry[:-reach] * carry[reach:]
+        reach *= 2
+    return base.t()
+
+
+# --- the same by name in YAML: callables (batch, value) -> [B, T] -------------------------------
+
+
+class TDLambda:
+    """TD(lambda) returns; the critic's usual target."""
+
+    def __init__(self, *, discount: float = 0.99, lambda_: float = 0.95) -> None:
+        self.discount = _in_unit_interval("discount", discount)
+        self.lambda_ = _in_unit_interval("lambda_", lambda_)
+
+    def __call__(self, batch: Batch, value: Tensor) -> Tensor:
+        """Returns `[B, T]` of a batch of rows `[B, T+1]` and their values `[B, T+1]`."""
+        return lambda_return(
+            batch["reward"],
+            value,
+            batch["is_last"],
+            batch["is_terminal"],
+            discount=self.discount,
+            lambda_=self.lambda_,
+        )
+
+
+class GAE(TDLambda):
+    """Generalised advantages: TD(lambda) returns less the critic's guess."""
+
+    def __call__(self, batch: Batch, value: Tensor) -> Tensor:
+        """Advantages `[B, T]`."""
+        return super().__call__(batch, value) - value[:, :-1]
+
+
+class Discounted(TDLambda):
+    """Discounted rewards that really came; bootstraps only at time limits and where the rows end."""
+
+    def __init__(self, *, discount: float = 0.99) -> None:
+        super().__init__(discount=discount, lambda_=1.0)
+
+
+class NStep:
+    """n rewards, then the critic."""
+
+    def __init__(self, *, discount: float = 0.99, n: int = 5) -> None:
+        if n < 1:
+            raise ConfigError(f"return computer: n is {n}; allowed is a whole number from 1 on. Write n: 1 or more.")
+        self.discount = _in_unit_interval("discount", discount)
+        self.n = n
+
+    def __call__(self, batch: Batch, value: Tensor) -> Tensor:
+        """Returns `[B, T]`."""
+        rows = (batch["reward"], value, batch["is_last"], batch["is_terminal"])
+        return n_step_return(*rows, discount=self.discount, n=self.n)
+
+
+class RewardToGo:
+    """Rewards from here to the end of the episode; the critic is not asked."""
+
+    def __init__(self, *, discount: float = 1.0) -> None:
+        self.discount = _in_unit_interval("discount", discount)
+
+    def __call__(self, batch: Batch, value: Tensor | None = None) -> Tensor:
+        """Returns `[B, T]`."""
+        return reward_to_go(batch["reward"], batch["is_last"], discount=self.discount)
+
+
+class EpisodeReturn(RewardToGo):
+    """The whole episode's return for each of its actions."""
+
+    def __call__(self, batch: Batch, value: Tensor | None = None) -> Tensor:
+        """Returns `[B, T]`."""
+        return episode_return(batch["reward"], batch["is_last"], discount=self.discount)
+
+
+class NoReturn:
+    """No credit over time: each action is worth the one reward that answered it."""
+
+    def __call__(self, batch: Batch, value: Tensor | None = None) -> Tensor:
+        """Rewards `[B, T]`."""
+        return batch["reward"][:, 1:]
+
+
+def _in_unit_interval(name: str, value: float) -> float:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"return computer: {name} is {value}; allowed is 0 to 1. Write for example {name}: 0.95.")
+    return float(value)

@@ -1,0 +1,392 @@
+"""YAML -> one plain, complete, checked dictionary. The only file that imports Hydra and OmegaConf.
+
+Configs are searched in `./configs` of the user's project first, then among those shipped with the package, so a
+user's file replaces or joins ours without touching them.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rl_lab.types import ConfigError, Phase, did_you_mean
+
+Config = dict[str, Any]
+PACKAGE_CONFIGS = Path(__file__).parent / "configs"
+DEFAULT_EXPERIMENT = "ppo_cartpole"
+USER_CONFIGS = Path("configs")
+PHASES = "training.phases"
+
+
+@dataclass(frozen=True)
+class ExperimentInfo:
+    """A named experiment, as `rl-lab experiments` shows it."""
+
+    name: str
+    algorithm: str
+    environment: str
+    description: str
+
+
+@dataclass(frozen=True)
+class KeyExplanation:
+    """A setting: what it is now, what it means, where it is set, and what lies below it."""
+
+    key: str
+    value: object
+    documentation: str
+    type: str
+    source: str
+    children: list[str]
+
+
+# --- composing ---------------------------------------------------------------------------------
+
+
+def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> Config:
+    """The resolved config of an experiment (`ppo_cartpole`, `CartPole-v1:ppo`, None: the default run)."""
+    chosen, implied = _resolve_experiment(experiment, overrides, config_dir)
+    parsed = _parse([*implied, *overrides])
+    for item in parsed:
+        if item.is_sweep_override():
+            raise ConfigError(f"'{item.input_line}' names several values: add -m (--multirun) to run each of them.")
+    head = [f"experiment={chosen}"] if chosen else []
+    groups = _groups(config_dir)
+    choices = [item for item in parsed if item.key_or_group in groups]
+    in_phases = [item for item in parsed if str(item.key_or_group).startswith(f"{PHASES}.")]
+    values = [item for item in parsed if item not in choices and item not in in_phases]
+    for item in choices:
+        _check_group(item, groups)
+    head += [str(item.input_line) for item in choices]
+    composed = _compose(head, config_dir)
+    if values:
+        known = _plain(composed, resolve=False)
+        for item in values:
+            if not item.is_add():
+                _check_key(str(item.key_or_group), known, groups)
+        composed = _compose([*head, *(str(item.input_line) for item in values)], config_dir)
+    config = _plain(composed, resolve=True)
+    for item in in_phases:
+        _override_phase(config, str(item.key_or_group), item.value())
+    return config
+
+
+def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """A saved config with some values changed; keys must exist."""
+    result: Config = copy.deepcopy(config)
+    for item in _parse(overrides):
+        key = str(item.key_or_group)
+        if key.startswith(f"{PHASES}."):
+            _override_phase(result, key, item.value())
+        else:
+            _check_key(key, result, ())
+            *parents, last = key.split(".")
+            node = result
+            for parent in parents:
+                node = node[parent]
+            node[last] = item.value()
+    return result
+
+
+def split_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """`seed=0,1,2 x=1` -> one list of overrides per combination."""
+    choices: list[list[str]] = []
+    for override in _parse(overrides):
+        if override.is_sweep_override():
+            key = override.get_key_element()
+            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            choices.append([str(override.input_line)])
+    return [list(combination) for combination in product(*choices)]
+
+
+def to_yaml(config: Config) -> str:
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=120)
+
+
+def from_yaml(text: str, *, place: str) -> Config:
+    """A saved config.yaml; anything but a mapping of plain data is refused."""
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{place} is not valid YAML: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{place} does not hold a config (a mapping of blocks).")
+    return config
+
+
+def _compose(overrides: Sequence[str], config_dir: Path | None) -> Any:
+    directories = _config_directories(config_dir)
+    search = [] if len(directories) == 1 else ["hydra.searchpath=[pkg://rl_lab.configs]"]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(directories[0]), version_base="1.3", job_name="rl_lab"):
+            return hydra_compose("config", overrides=[*overrides, *search])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_readable(error)) from error
+
+
+def _config_directories(config_dir: Path | None) -> list[Path]:
+    """Where configs are looked for: the user's own folder first, then the package's."""
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir {config_dir} is not a folder.")
+    user = (config_dir or USER_CONFIGS).resolve()
+    return [user, PACKAGE_CONFIGS] if user.is_dir() and user != PACKAGE_CONFIGS else [PACKAGE_CONFIGS]
+
+
+def _groups(config_dir: Path | None) -> dict[str, list[str]]:
+    """Every config group and its options: {'algorithm': ['ppo', ...], ...}."""
+    groups: dict[str, list[str]] = {}
+    for directory in _config_directories(config_dir):
+        for file in sorted(directory.rglob("*.yaml")):
+            path = file.relative_to(directory)
+            for depth in range(1, len(path.parts)):
+                option = "/".join((*path.parts[depth:-1], path.stem))
+                options = groups.setdefault("/".join(path.parts[:depth]), [])
+                if option not in options:
+                    options.append(option)
+    return groups
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"{first}. Write overrides as key=value, for example algorithm.discount=0.98.") from error
+
+
+def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
+    option = override.value()
+    options = groups[str(override.key_or_group)]
+    if isinstance(option, str) and option not in options:
+        raise ConfigError(
+            f"{override.key_or_group}={option}: there is no such choice.{did_you_mean(option, options)} "
+            f"Choices: {', '.join(options)}."
+        )
+
+
+def _check_key(key: str, config: Config, groups: Sequence[str] | dict[str, list[str]]) -> None:
+    """Refuse a key that the config does not have, with the nearest spelling."""
+    node: Any = config
+    walked: list[str] = []
+    for part in key.split("."):
+        if not isinstance(node, dict) or part not in node:
+            siblings = list(node) if isinstance(node, dict) else []
+            prefix = ".".join(walked)
+            names = [f"{prefix}.{name}" if prefix else name for name in siblings]
+            wanted = f"{prefix}.{part}" if prefix else part
+            hint = did_you_mean(wanted, [*names, *groups]) or _anywhere(part, config)
+            allowed = f" {prefix or 'The config'} has: {', '.join(siblings)}." if siblings else ""
+            raise ConfigError(f"{key} is not a setting.{hint}{allowed}")
+        node = node[part]
+        walked.append(part)
+
+
+def _anywhere(name: str, config: Config) -> str:
+    """A hint for a key given without its block: `discount` -> `algorithm.discount`."""
+    found = [path for path in _paths(config) if path.rsplit(".", 1)[-1] == name]
+    return f" Did you mean '{found[0]}'?" if found else ""
+
+
+def _paths(config: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(config, dict):
+        for key, value in config.items():
+            path = f"{prefix}.{key}" if prefix else str(key)
+            yield path
+            yield from _paths(value, path)
+
+
+def _override_phase(config: Config, key: str, value: Any) -> None:
+    """`training.phases.train.duration_steps=1000`: a phase is named by its name or its place in the list."""
+    phases = config["training"]["phases"]
+    name, _, field_name = key.removeprefix(f"{PHASES}.").partition(".")
+    names = [str(phase.get("name")) for phase in phases]
+    index = names.index(name) if name in names else int(name) if name.isdigit() else -1
+    if not 0 <= index < len(phases) or not field_name:
+        raise ConfigError(
+            f"{key}: there is no phase '{name}'.{did_you_mean(name, names)} Phases: {', '.join(names)}; "
+            f"write {PHASES}.{names[0]}.KEY=VALUE."
+        )
+    known = [field.name for field in fields(Phase) if field.name != "progress"]
+    if field_name.split(".")[0] not in known:
+        raise ConfigError(f"{key} is not a setting.{did_you_mean(field_name, known)} A phase has: {', '.join(known)}.")
+    node = phases[index]
+    *parents, last = field_name.split(".")
+    for parent in parents:
+        node = node.setdefault(parent, {})
+    node[last] = value
+
+
+def _plain(config: Any, *, resolve: bool) -> Config:
+    try:
+        plain = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_readable(error)) from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items() if key != "hydra"}
+
+
+def _readable(error: Exception) -> str:
+    """The lines of a Hydra error that tell a user something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    useful = [line for line in lines if not line.startswith(("full_key", "object_type", "See ", "Set the environment"))]
+    return " ".join(useful)
+
+
+# --- experiments -------------------------------------------------------------------------------
+
+
+def _resolve_experiment(
+    experiment: str | None, overrides: Sequence[str], config_dir: Path | None
+) -> tuple[str | None, list[str]]:
+    """The named experiment to compose and the overrides that its spelling implies."""
+    if experiment is None:
+        return DEFAULT_EXPERIMENT, []
+    infos = list_experiments(config_dir)
+    names = [info.name for info in infos]
+    if experiment in names:
+        return experiment, []
+    environment, separator, algorithm = experiment.rpartition(":")
+    algorithms = _groups(config_dir).get("algorithm", [])
+    if not separator or "=" in experiment:
+        if experiment in algorithms:
+            return None, [f"algorithm={experiment}", f"experiment.name={experiment}"]
+        raise ConfigError(
+            f"There is no experiment '{experiment}'.{did_you_mean(experiment, [*names, *algorithms])} "
+            "`rl-lab experiments` lists them; ENVIRONMENT:ALGORITHM, such as CartPole-v1:ppo, names any other."
+        )
+    fitting = [info.name for info in infos if (info.environment, info.algorithm) == (environment, algorithm)]
+    if fitting:
+        return min(fitting, key=len), []
+    if algorithm not in algorithms:
+        raise ConfigError(
+            f"'{experiment}' asks for the algorithm '{algorithm}', which there is not."
+            f"{did_you_mean(algorithm, algorithms)} Algorithms: {', '.join(algorithms)}."
+        )
+    name = re.sub(r"[^A-Za-z0-9]+", "_", environment).strip("_").lower()
+    implied = [f"algorithm={algorithm}", f"environment.id='{environment}'", f"experiment.name={algorithm}_{name}"]
+    return None, implied
+
+
+def list_experiments(config_dir: Path | None = None) -> list[ExperimentInfo]:
+    """Every named experiment, read from the files without composing them."""
+    found: dict[str, ExperimentInfo] = {}
+    for directory in _config_directories(config_dir):
+        for file in sorted((directory / "experiment").rglob("*.yaml")):
+            name = file.relative_to(directory / "experiment").with_suffix("").as_posix()
+            found.setdefault(name, _read_info(name, file, directory))
+    return [found[name] for name in sorted(found)]
+
+
+def _read_info(name: str, file: Path, directory: Path) -> ExperimentInfo:
+    content = from_yaml(file.read_text(), place=str(file))
+    chosen = {"algorithm": "ppo", "environment": "gymnasium"}
+    for entry in content.get("defaults", []):
+        if isinstance(entry, dict):
+            for group, option in entry.items():
+                chosen[group.removeprefix("override ").strip().lstrip("/")] = str(option)
+    environment = content.get("environment", {}).get("id")
+    if environment is None:
+        for place in (directory, PACKAGE_CONFIGS):
+            group_file = place / "environment" / f"{chosen['environment']}.yaml"
+            if group_file.is_file():
+                environment = from_yaml(group_file.read_text(), place=str(group_file)).get("id")
+                break
+    description = content.get("experiment", {}).get("description", "")
+    return ExperimentInfo(name, chosen["algorithm"], str(environment or "?"), str(description))
+
+
+# --- explaining --------------------------------------------------------------------------------
+
+
+def explain(
+    key: str, experiment: str | None = None, overrides: Sequence[str] = (), *, config_dir: Path | None = None
+) -> KeyExplanation:
+    """What a setting means: the comment beside it in the YAML that defines it, its value and where that is set."""
+    config = compose(experiment, overrides, config_dir=config_dir)
+    groups = _groups(config_dir)
+    if key in groups:
+        text = f"A choice of config files; choose with {key}=NAME."
+        return KeyExplanation(key, None, text, "choice", "", groups[key])
+    if key.startswith(f"{PHASES}."):
+        return _explain_phase(key, config)
+    _check_key(key, config, groups)
+    value: Any = config
+    for part in key.split("."):
+        value = value[part]
+    documentation, source = _documentation(key, experiment, config_dir)
+    children = [f"{key}.{child}" for child in value] if isinstance(value, dict) else []
+    return KeyExplanation(key, value, documentation, type(value).__name__, source, children)
+
+
+def _explain_phase(key: str, config: Config) -> KeyExplanation:
+    name, _, field_name = key.removeprefix(f"{PHASES}.").partition(".")
+    probe = apply_overrides(config, [f"{key}=null"]) if field_name else config  # refuses what is unknown
+    assert probe is not None
+    phase = next((phase for phase in config["training"]["phases"] if phase["name"] == name), None)
+    if phase is None:
+        names = [phase["name"] for phase in config["training"]["phases"]]
+        raise ConfigError(f"{key}: there is no phase '{name}'.{did_you_mean(name, names)} Phases: {', '.join(names)}.")
+    if not field_name:
+        return KeyExplanation(key, phase, "One stretch of the curriculum; see docs/phases.md.", "Phase", "", list(phase))
+    default = next(field for field in fields(Phase) if field.name == field_name)
+    value = phase.get(field_name, None if default.default is MISSING else default.default)
+    return KeyExplanation(key, value, "A key of a phase; see docs/phases.md.", str(default.type), "", [])
+
+
+def _documentation(key: str, experiment: str | None, config_dir: Path | None) -> tuple[str, str]:
+    """The comment and the file of a key; the experiment's own file wins over the groups and the base."""
+    documentation, source = "", ""
+    for directory in reversed(_config_directories(config_dir)):
+        for file in sorted(directory.rglob("*.yaml"), key=lambda file: "experiment" in file.parts):
+            name = file.relative_to(directory).as_posix()
+            if name.startswith("experiment/") and name != f"experiment/{experiment or DEFAULT_EXPERIMENT}.yaml":
+                continue
+            comments = documented_keys(file)
+            if key in comments:
+                documentation, source = comments[key] or documentation, name
+    return documentation, source
+
+
+@cache
+def documented_keys(file: Path) -> dict[str, str]:
+    """Every key a YAML file sets, as its path in the whole config, with the comment beside or above it."""
+    lines = file.read_text().splitlines()
+    package = next((line.split("@package", 1)[1].strip() for line in lines[:3] if "@package" in line), None)
+    prefix = file.parent.name if package is None else "" if package == "_global_" else package
+    if file.parent in (PACKAGE_CONFIGS, USER_CONFIGS.resolve()) or file.name == "config.yaml":
+        prefix = ""
+    found: dict[str, str] = {}
+    stack: list[tuple[int, str]] = []
+    above: list[str] = []
+    for line in lines:
+        match = re.match(r"^(\s*)([A-Za-z_][\w]*):(.*)$", line)
+        if match is None:
+            above = [*above, line.strip().lstrip("# ")] if line.strip().startswith("#") else []
+            continue
+        indent, name, rest = len(match[1]), match[2], match[3]
+        while stack and stack[-1][0] >= indent:
+            stack.pop()
+        stack.append((indent, name))
+        path = ".".join(part for part in (prefix, *(name for _, name in stack)) if part)
+        beside = rest.split(" #", 1)[1].strip() if " #" in rest else ""
+        found[path] = beside or " ".join(above)
+        above = []
+    return found

@@ -1,0 +1,201 @@
+"""`_target_` blocks -> objects. Constructors are the schema: an unknown key or a wrong value is refused by name.
+
+A config may instantiate classes of `rl_lab`, `torch.nn` and `torch.optim`, and of packages the user names under
+`plugins:`; nothing else, so that a config found somewhere cannot run what its reader did not install.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from rl_lab.training.schedules import Schedule, parse_number
+from rl_lab.types import ConfigError, did_you_mean
+
+OWN_PACKAGES = ("rl_lab", "torch")
+INPUT_KEY = "input"  # `input: encoder` hands the named part's output_size to `input_size`
+
+
+def import_plugins(plugins: Sequence[str]) -> None:
+    """Import the user's packages; the folder the command was called in is searched too."""
+    here = str(Path.cwd())
+    if plugins and here not in sys.path:
+        sys.path.insert(0, here)
+    for name in plugins:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and not (name == error.name or name.startswith(f"{error.name}.")):
+                raise
+            raise ConfigError(
+                f"plugins names '{name}', which Python does not find in {here} or among the installed packages. "
+                "Install it (pip install -e .) or run from the folder that holds it."
+            ) from error
+
+
+def resolve_target(target: str, *, place: str, plugins: Sequence[str] = ()) -> type:
+    """The class a `_target_` names, if a config may use it."""
+    package = target.split(".")[0]
+    allowed = (*OWN_PACKAGES, *(plugin.split(".")[0] for plugin in plugins))
+    if package not in allowed:
+        raise ConfigError(
+            f"{place}._target_ is '{target}', but a config may only use classes of {', '.join(allowed)}. "
+            f"To use your own package, write `plugins: [{package}]`."
+        )
+    module_name, _, class_name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{place}._target_ is '{target}': {error}.") from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        hint = did_you_mean(class_name, [name for name in vars(module) if not name.startswith("_")])
+        raise ConfigError(f"{place}._target_ is '{target}', but {module_name} has no {class_name}.{hint}")
+    if not inspect.isclass(found) or (package == "torch" and not target.startswith(("torch.nn.", "torch.optim."))):
+        raise ConfigError(f"{place}._target_ is '{target}': it must name a class (of torch: in torch.nn or torch.optim).")
+    return found
+
+
+def construct(
+    block: Mapping[str, Any],
+    *,
+    place: str,
+    injected: Mapping[str, Any] | None = None,
+    parts: Mapping[str, Any] | None = None,
+    plugins: Sequence[str] = (),
+) -> Any:
+    """The object a block describes. `injected` fills constructor parameters of those names (specs, sizes)."""
+    if not isinstance(block, Mapping) or "_target_" not in block:
+        raise ConfigError(f"{place} has no `_target_`: write which class to build.")
+    target = resolve_target(str(block["_target_"]), place=place, plugins=plugins)
+    given = {str(key): value for key, value in block.items() if key != "_target_"}
+    return call_checked(target, given, place=place, injected=injected or {}, parts=parts or {}, plugins=plugins)
+
+
+def call_checked(
+    target: Any,
+    given: Mapping[str, Any],
+    *,
+    place: str,
+    injected: Mapping[str, Any] | None = None,
+    parts: Mapping[str, Any] | None = None,
+    plugins: Sequence[str] = (),
+) -> Any:
+    """Call a class or function with settings, every one of them checked against its signature."""
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    arguments = {name: value for name, value in (injected or {}).items() if name in parameters}
+    settable = [name for name in parameters if name not in arguments]
+    takes_input = "input_size" in parameters
+    for key, value in given.items():
+        if key == INPUT_KEY and takes_input:
+            arguments["input_size"] = _output_size(value, parts or {}, place)
+        elif key not in settable:
+            allowed = [*([INPUT_KEY] if takes_input else []), *settable]
+            raise ConfigError(
+                f"{place}.{key} is not a setting of {_name(target)}.{did_you_mean(key, allowed)} "
+                f"Allowed: {', '.join(allowed) or 'nothing'}."
+            )
+        elif isinstance(value, Mapping) and "_target_" in value:
+            arguments[key] = construct(value, place=f"{place}.{key}", injected=injected, parts=parts, plugins=plugins)
+        else:
+            arguments[key] = checked_value(value, hints.get(key, Any), place=f"{place}.{key}")
+    missing = [name for name, p in parameters.items() if p.default is p.empty and name not in arguments]
+    if missing:
+        wanted = INPUT_KEY if missing[0] == "input_size" else missing[0]
+        raise ConfigError(f"{place} lacks '{wanted}', which {_name(target)} needs.")
+    return target(**arguments)
+
+
+def checked_value(value: Any, annotation: Any, *, place: str) -> Any:
+    """The value as the annotation wants it (schedules parsed, lists as tuples where asked), or a ConfigError."""
+    options = _options(annotation)
+    if Schedule in options and not isinstance(value, bool | None):
+        return parse_number(value, place)
+    for option in options:
+        fits, converted = _fit(value, option, place)
+        if fits:
+            return converted
+    allowed = " or ".join(dict.fromkeys(_words(option) for option in options))
+    literals = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
+    hint = did_you_mean(str(value), literals)
+    raise ConfigError(f"{place} is {value!r}.{hint} Allowed: {allowed}.")
+
+
+def _options(annotation: Any) -> list[Any]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [option for argument in get_args(annotation) for option in _options(argument)]
+    return [annotation]
+
+
+def _fit(value: Any, option: Any, place: str) -> tuple[bool, Any]:
+    origin = get_origin(option)
+    if option is None or option is type(None):
+        return value is None, None
+    if origin is Literal:
+        return value in get_args(option), value
+    if option is bool or isinstance(value, bool):
+        return (option is bool and isinstance(value, bool)) or option is Any, value
+    if option is float:
+        return isinstance(value, int | float), float(value) if isinstance(value, int | float) else value
+    if option in (int, str):
+        return isinstance(value, option), value
+    if origin in (list, tuple, Sequence) or (inspect.isclass(origin) and issubclass(origin, Sequence)):
+        return _fit_sequence(value, option, origin, place)
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
+        return _fit_mapping(value, option, place)
+    return True, value  # annotations we cannot judge (protocols, own classes) are the constructor's to check
+
+
+def _fit_sequence(value: Any, option: Any, origin: Any, place: str) -> tuple[bool, Any]:
+    if not isinstance(value, list | tuple):
+        return False, value
+    inner = [argument for argument in get_args(option) if argument is not Ellipsis]
+    item = inner[0] if inner else Any
+    items = [checked_value(element, item, place=f"{place}.{index}") for index, element in enumerate(value)]
+    return True, items if origin is list else tuple(items)
+
+
+def _fit_mapping(value: Any, option: Any, place: str) -> tuple[bool, Any]:
+    if not isinstance(value, Mapping):
+        return False, value
+    inner = get_args(option)
+    item = inner[1] if len(inner) == 2 else Any
+    return True, {key: checked_value(element, item, place=f"{place}.{key}") for key, element in value.items()}
+
+
+def _words(option: Any) -> str:
+    if option is None or option is type(None):
+        return "null"
+    if get_origin(option) is Literal:
+        return ", ".join(str(choice) for choice in get_args(option))
+    if get_origin(option) is not None:
+        return "a mapping" if issubclass(get_origin(option), Mapping) else "a list"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(option, str(option))
+
+
+def _output_size(name: Any, parts: Mapping[str, Any], place: str) -> int:
+    if isinstance(name, list | tuple):  # the first of several that is there
+        name = next((candidate for candidate in name if candidate in parts), name[-1] if name else name)
+    if name not in parts:
+        raise ConfigError(
+            f"{place}.{INPUT_KEY} is '{name}', which is no component built before it."
+            f"{did_you_mean(str(name), parts)} There are: {', '.join(parts) or 'none'}."
+        )
+    size = getattr(parts[name], "output_size", None)
+    if not isinstance(size, int):
+        raise ConfigError(f"{place}.{INPUT_KEY} is '{name}', a {type(parts[name]).__name__} without an output_size.")
+    return size
+
+
+def _name(target: Any) -> str:
+    return getattr(target, "__name__", str(target))

@@ -1,0 +1,307 @@
+"""N environments in worker processes, for environments whose step costs more than a message.
+
+    parent   writes actions ─► shared memory ◄─ workers write observations, rewards, flags (their slice each)
+             "step" ─► pipe ─► worker            "ok", events ─► pipe ─► parent copies fresh arrays
+
+Rows are bit for bit those of SyncEnvironment, and so are the states. A worker that dies or hangs is replaced: its
+environments end their episodes (not terminal) and begin new ones.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import multiprocessing.util  # its exit hook must be registered before ours, which then runs first
+import os
+import pickle
+import signal
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_lab import types
+from rl_lab.environments.recipe import Blueprint, Recipe
+from rl_lab.environments.vector import check_state_kind, too_many_restarts
+from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, work
+from rl_lab.types import ConfigError, EnvRows, EnvSpec, StateTree
+
+ANSWER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
+FAREWELL_TIMEOUT_S = 5.0
+OPEN: weakref.WeakSet[AsyncEnvironment] = weakref.WeakSet()
+
+
+class WorkerLostError(Exception):
+    """A worker died or did not answer; the message says which."""
+
+
+@dataclass
+class Worker:
+    """One child process and the environments it runs."""
+
+    first: int
+    count: int
+    process: Any
+    connection: Connection
+
+    @property
+    def part(self) -> slice:
+        return slice(self.first, self.first + self.count)
+
+
+class AsyncEnvironment:
+    """Cells in `num_workers` processes (default: one per core, at most one per environment)."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        blueprint: Blueprint,
+        *,
+        num_envs: int,
+        seeds: list[int],
+        max_restarts: int,
+        num_workers: int | None = None,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> None:
+        self.num_envs = num_envs
+        self.spec: EnvSpec = blueprint.spec
+        self._recipe, self._blueprint = recipe, blueprint
+        self._seeds, self._max_restarts, self._timeout_s = seeds, max_restarts, answer_timeout_s
+        self._events: list[str] = []
+        self._rows: EnvRows | None = None
+        self._is_closed = False
+        self._context: Any = _context()
+        self._memory = self._context.RawArray("b", SharedRows.num_bytes(self.spec, num_envs))
+        self._shared = SharedRows(self.spec, num_envs, self._memory)
+        self._workers: list[Worker] = []
+        refuse_unpicklable(recipe)
+        OPEN.add(self)
+        for share in np.array_split(np.arange(num_envs), min(num_envs, num_workers or available_cores())):
+            self._workers.append(self._start(int(share[0]), len(share)))
+
+    # --- the Environment interface ---
+
+    def reset(self) -> EnvRows:
+        return self._take_rows("reset")
+
+    def step(self, action: np.ndarray) -> EnvRows:
+        assert self._rows is not None, "reset() comes before step()"
+        self._shared.action[...] = action
+        return self._take_rows("step")
+
+    def get_state(self) -> StateTree:
+        answers = self._ask_all("get_state", [None] * len(self._workers))
+        observation = {} if self._rows is None else {k: v.copy() for k, v in self._rows.observation.items()}
+        cells = [state for answer in answers for state in answer]
+        return {"kind": "cells", "num_envs": self.num_envs, "cells": cells, "observation": observation}
+
+    def set_state(self, state: StateTree) -> None:
+        check_state_kind(state, "cells", self.num_envs)
+        observation = {key: np.array(value) for key, value in state["observation"].items()}
+        plain_cells = [_without_tensors(cell) for cell in state["cells"]]
+        self._ask_all("set_state", [(plain_cells[worker.part], observation) for worker in self._workers])
+        self._rows = None
+        if observation:
+            for key, values in observation.items():
+                self._shared.rows.observation[key][...] = values
+            self._rows = self._copy_rows()
+            self._rows.is_last[:] = [cell["needs_reset"] for cell in plain_cells]
+
+    def render(self) -> np.ndarray | None:
+        self._send(self._workers[0], "render", None)
+        try:
+            return self._receive(self._workers[0])
+        except WorkerLostError as why:
+            self._replace(0, str(why))
+            return None
+
+    def drain_events(self) -> list[str]:
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for worker in self._workers:
+            self._send(worker, "close", None)
+        for worker in self._workers:
+            worker.process.join(FAREWELL_TIMEOUT_S)
+            _end(worker)
+
+    # --- talking to workers ---
+
+    def _take_rows(self, command: str) -> EnvRows:
+        self._ask_all(command, [None] * len(self._workers))
+        self._rows = self._copy_rows()
+        return self._rows
+
+    def _copy_rows(self) -> EnvRows:
+        rows = self._shared.rows
+        observation = {key: values.copy() for key, values in rows.observation.items()}
+        return EnvRows(
+            observation, rows.reward.copy(), rows.is_first.copy(), rows.is_last.copy(), rows.is_terminal.copy()
+        )
+
+    def _ask_all(self, command: str, arguments: list[Any]) -> list[Any]:
+        """One command to every worker, answered in parallel; a lost worker is replaced and asked again."""
+        for worker, argument in zip(self._workers, arguments, strict=True):
+            self._send(worker, command, argument)
+        answers = []
+        for index, argument in enumerate(arguments):
+            while True:
+                try:
+                    answers.append(self._receive(self._workers[index]))
+                    break
+                except WorkerLostError as why:
+                    self._replace(index, str(why))
+                    self._send(self._workers[index], command, argument)
+        if int(self._shared.restarts.sum()) > self._max_restarts:
+            raise too_many_restarts(self._max_restarts, self._events[-1] if self._events else "")
+        return answers
+
+    def _send(self, worker: Worker, command: str, argument: Any) -> None:
+        try:
+            worker.connection.send((command, argument))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it died meanwhile: waiting for its answer will tell
+
+    def _receive(self, worker: Worker) -> Any:
+        try:
+            if not worker.connection.poll(self._timeout_s):
+                raise WorkerLostError(f"did not answer for {self._timeout_s:g} s")
+            kind, content, detail = worker.connection.recv()
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            worker.process.join(FAREWELL_TIMEOUT_S)
+            raise WorkerLostError(f"died with exit code {worker.process.exitcode}") from None
+        if kind == "raise":
+            raise getattr(types, content)(detail)
+        self._events += detail
+        return content
+
+    # --- starting and replacing workers ---
+
+    def _start(self, first: int, count: int) -> Worker:
+        part = slice(first, first + count)
+        restarts = self._shared.restarts[part]
+        total = int(self._shared.restarts.sum())
+        name = self._recipe.id.rpartition(":")[2]
+        is_running = np.zeros(count, bool) if self._rows is None else ~self._rows.is_last[part]
+        job = Job(
+            recipe=self._recipe,
+            blueprint=self._blueprint,
+            modules=self._recipe.modules(),
+            search_path=tuple(sys.path),
+            registered={name: gym.registry[name]} if name in gym.registry else {},
+            num_envs=self.num_envs,
+            first=first,
+            seeds=tuple(_seed_after(seed, total) for seed in self._seeds[part]),
+            is_lost=tuple(bool(flag) for flag in is_running),
+            restarts=tuple(int(value) for value in restarts),
+            max_restarts=self._max_restarts,
+        )
+        mine, theirs = self._context.Pipe()
+        process = self._context.Process(target=work, args=(job, theirs, self._memory), name=f"environments {first}+")
+        with quiet_start():
+            process.start()
+        theirs.close()
+        return Worker(first, count, process, mine)
+
+    def _replace(self, index: int, why: str) -> None:
+        """A fresh process for the same environments; one restart is counted for the whole worker."""
+        worker = self._workers[index]
+        _end(worker)
+        self._shared.restarts[worker.first] += 1
+        total = int(self._shared.restarts.sum())
+        last = worker.first + worker.count - 1
+        who = f"environment {worker.first}" if worker.count == 1 else f"environments {worker.first} to {last}"
+        self._events.append(f"The process of {who} {why}; it was restarted (restart {total}).")
+        if total > self._max_restarts:
+            raise too_many_restarts(self._max_restarts, self._events[-1])
+        if self._rows is not None:  # the dying worker may have left half a row
+            for key, values in self._rows.observation.items():
+                self._shared.rows.observation[key][worker.part] = values[worker.part]
+        self._workers[index] = self._start(worker.first, worker.count)
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def refuse_unpicklable(recipe: Recipe) -> None:
+    """A worker must be sent how to build the environment; lambdas and local classes cannot travel."""
+    name = recipe.id.rpartition(":")[2]
+    try:
+        pickle.dumps((recipe, gym.registry.get(name)))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"environment '{recipe.id}' cannot run in subprocesses because its registration or kwargs cannot be sent "
+            f"to them ({error}). Register it with an entry point such as 'package.module:Class', or set "
+            "environment.vectorization=sync."
+        ) from error
+
+
+def _seed_after(seed: int, restarts: int) -> int:
+    """A replaced worker must not repeat the episodes it began with."""
+    if restarts == 0:
+        return seed
+    return int(np.random.SeedSequence([seed, restarts]).generate_state(1)[0])
+
+
+def _without_tensors(tree: Any) -> Any:
+    """Arrays where a checkpoint brought tensors, so that nothing but plain data enters the pipe."""
+    if isinstance(tree, dict):
+        return {key: _without_tensors(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_without_tensors(value) for value in tree)
+    return tree if tree is None or isinstance(tree, bool | int | float | str) else np.asarray(tree)
+
+
+def _end(worker: Worker) -> None:
+    worker.connection.close()
+    if worker.process.is_alive():
+        worker.process.kill()  # not terminate: workers ignore SIGTERM
+    worker.process.join()
+    worker.process.close()
+
+
+def _context() -> Any:
+    """forkserver: workers start from one clean process that has imported us, in milliseconds. A plain fork would
+    inherit threads, GPU contexts and renderers."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rl_lab.environments.worker"])
+    with quiet_start():
+        forkserver.ensure_running()
+    return context
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """What starts inside inherits one thread per process and blocked SIGINT and SIGTERM; ours come back after."""
+    signals = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals) if hasattr(signal, "pthread_sigmask") else None
+    old = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@atexit.register
+def close_all() -> None:
+    """No worker outlives an interpreter that forgot to close its environments."""
+    for environment in list(OPEN):
+        environment.close()

@@ -1,0 +1,211 @@
+"""One gymnasium.Env made into rows: autoreset, seeds per episode, restarts, snapshots.
+
+    env.step     o1        o2 (ends)   reset: o0'   o1'
+    row          o1        o2          o0'          o1'
+    is_last      0         1           0            0
+    is_first     0         0           1            0
+
+An exception ends the episode: the row repeats the last observation with is_last and no terminal, the environment is
+built anew, and the next row begins a fresh episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_lab.environments.plain import from_text, to_text
+from rl_lab.environments.snapshot import capture, restore
+from rl_lab.environments.spaces import ObservationConverter
+from rl_lab.types import EnvironmentFault, EnvRows, RLLabError
+
+MAX_EPISODE_SEED = 2**31 - 1
+
+
+class Cell:
+    """One environment and its place (`index`) among N. `rows` given to it have zeroed flags and rewards."""
+
+    def __init__(
+        self,
+        build: Callable[[], gym.Env],
+        converter: ObservationConverter,
+        *,
+        index: int,
+        seed: int,
+        max_restarts: int,
+        is_lost: bool = False,
+        restarts: int = 0,
+    ) -> None:
+        self.index = index
+        self.events: list[str] = []
+        self.restarts = restarts
+        self.env = build()
+        self._build = build
+        self._write = converter.writer()
+        self._converter = converter
+        self._max_restarts = max_restarts
+        self._episode_seeds = np.random.default_rng(seed)
+        self._episode_seed: int | None = None
+        self._needs_reset = True
+        self._is_lost = is_lost  # the episode under way cannot go on: the next row ends it
+        self._episode_steps = 0
+        self._log: list[Any] | None = []  # actions since the reset; None once the environment proved plain
+        self._is_log_decided = False
+
+    def begin(self, rows: EnvRows, i: int) -> None:
+        """A new episode in row i."""
+        while True:
+            self._episode_seed = int(self._episode_seeds.integers(MAX_EPISODE_SEED))
+            try:
+                observation, _ = self.env.reset(seed=self._episode_seed)
+                self._converter.check(observation)
+                self._write(observation, rows.observation, i)
+                break
+            except RLLabError:  # already says what to do
+                raise
+            except Exception as error:  # see _restart
+                self._restart(error, "reset")
+        rows.is_first[i] = True
+        self._needs_reset = self._is_lost = False
+        self._episode_steps = 0
+        if self._log is not None:
+            self._log = []
+
+    def step(self, action: Any, rows: EnvRows, i: int) -> bool:
+        """Row i after `action`. False: the environment failed and the caller repeats the last observation."""
+        if self._needs_reset or self._is_lost:
+            return self._begin_or_end(rows, i)
+        if self._log is not None:
+            self._log.append(action.copy() if isinstance(action, np.ndarray) else action)
+        try:
+            observation, reward, terminated, truncated, _ = self.env.step(action)
+            self._write(observation, rows.observation, i)
+            rows.reward[i] = reward
+        except RLLabError:
+            raise
+        except Exception as error:  # see _restart
+            self._restart(error, "step")
+            self._end_lost(rows, i)
+            return False
+        self._episode_steps += 1
+        if terminated or truncated:
+            rows.is_last[i] = True
+            rows.is_terminal[i] = terminated
+            self._needs_reset = True
+        if not self._is_log_decided:
+            self._drop_log_if_plain()
+        return True
+
+    def _begin_or_end(self, rows: EnvRows, i: int) -> bool:
+        if self._is_lost:
+            self._end_lost(rows, i)
+            return False
+        self.begin(rows, i)
+        return True
+
+    def _end_lost(self, rows: EnvRows, i: int) -> None:
+        rows.reward[i] = 0.0
+        rows.is_last[i] = True
+        self._needs_reset, self._is_lost = True, False
+
+    def _drop_log_if_plain(self) -> None:
+        """Endless episodes would grow the log for nothing. After one step lazily made attributes exist."""
+        self._is_log_decided = True
+        if capture(self.env, None)["mode"] != "restart":
+            self._log = None
+
+    def _restart(self, error: Exception, call: str) -> None:
+        """The one place that survives any exception: whatever an environment raises, the run goes on."""
+        self.restarts += 1
+        what = f"{type(error).__name__}: {error}"
+        if self.restarts > self._max_restarts:
+            raise EnvironmentFault(
+                f"environment {self.index} failed more than max_restarts={self._max_restarts} times; the last error, "
+                f"in {call} after {self._episode_steps} steps of its episode, was {what}. "
+                "`rl-lab envs check ID` examines an environment; environment.max_restarts sets the limit."
+            ) from error
+        self.events.append(
+            f"Environment {self.index} raised {what} in {call} after {self._episode_steps} steps of its episode; "
+            f"it was restarted (restart {self.restarts})."
+        )
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self.close()
+        try:
+            self.env = self._build()
+        except RLLabError:
+            raise
+        except Exception as error:
+            raise EnvironmentFault(
+                f"environment {self.index} could not be built again: {type(error).__name__}: {error}."
+            ) from error
+
+    def close(self) -> None:
+        """Close the environment; one that cannot even close is left to the garbage collector."""
+        try:
+            self.env.close()
+        except Exception as error:  # user code again, and nothing depends on its success
+            self.events.append(f"Environment {self.index} raised {type(error).__name__}: {error} while closing.")
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "episode_seeds": to_text(self._episode_seeds),
+            "episode_seed": self._episode_seed,
+            "episode_steps": self._episode_steps,
+            "needs_reset": self._needs_reset,
+            "is_lost": self._is_lost,
+            "restarts": self.restarts,
+            "snapshot": None if self._episode_seed is None else capture(self.env, self._log),
+        }
+
+    def set_state(self, state: dict[str, Any], observation: dict[str, np.ndarray]) -> None:
+        """Continue from `state`; `observation` holds the arrays of the last row, this cell's at `index`."""
+        if self._episode_seed is not None:  # used before: a replay must not see what earlier episodes left behind
+            self._rebuild()
+        self._episode_seeds = from_text(state["episode_seeds"])
+        self._episode_seed = state["episode_seed"]
+        self._episode_steps = state["episode_steps"]
+        self._needs_reset, self._is_lost = state["needs_reset"], state["is_lost"]
+        self.restarts = state["restarts"]
+        snapshot = state["snapshot"]
+        self._log, self._is_log_decided = [], snapshot is not None
+        if snapshot is None:
+            return
+        if snapshot["mode"] == "replay":
+            actions = np.asarray(snapshot["actions"])
+            self._log = actions.tolist() if actions.ndim == 1 else list(actions)
+        elif snapshot["mode"] != "restart":
+            self._log = None
+        if not self._is_restored(snapshot, observation):
+            self._give_up_exactness(snapshot["mode"])
+
+    def _is_restored(self, snapshot: dict[str, Any], observation: dict[str, np.ndarray]) -> bool:
+        try:
+            is_exact, replayed = restore(self.env, snapshot, episode_seed=self._episode_seed)
+            return is_exact if replayed is None else self._is_same_observation(replayed, observation)
+        except RLLabError:
+            raise
+        except Exception as error:  # see _restart
+            self._restart(error, "a replay")
+            return False
+
+    def _is_same_observation(self, replayed: Any, observation: dict[str, np.ndarray]) -> bool:
+        fresh = self._converter.allocate(1)
+        self._write(replayed, fresh, 0)
+        return all(fresh[key][0].tobytes() == np.asarray(observation[key])[self.index].tobytes() for key in fresh)
+
+    def _give_up_exactness(self, mode: str) -> None:
+        reasons = {
+            "replay": "it is not deterministic: replaying its seed and actions led to another observation",
+            "own": "its set_state does not restore what its get_state returned",
+            "restart": "its state could not be saved",
+        }
+        # Between episodes nothing of the old one is needed, so there is nothing to end.
+        self._is_lost = not self._needs_reset
+        self.events.append(
+            f"Environment {self.index} could not be restored exactly: {reasons[mode]}. A new episode was started instead."
+        )

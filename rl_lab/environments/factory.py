@@ -1,0 +1,180 @@
+"""make_environment: N environments of one id, run in the way that suits them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+from gymnasium.envs.registration import load_env_creator
+
+from rl_lab.environments.async_environment import AsyncEnvironment, available_cores
+from rl_lab.environments.base import Environment
+from rl_lab.environments.cell import Cell
+from rl_lab.environments.lookup import find
+from rl_lab.environments.recipe import Blueprint, Recipe, blueprint
+from rl_lab.environments.rendering import prepare_headless
+from rl_lab.environments.snapshot import capture
+from rl_lab.environments.vector import NativeEnvironment, SyncEnvironment, allocate_rows
+from rl_lab.environments.wrappers import check_wrappers
+from rl_lab.types import ConfigError, EnvironmentFault, did_you_mean
+from rl_lab.utils.seeding import STREAMS, stream_seed
+
+VECTORIZATIONS = ("auto", "native", "sync", "async")
+ASYNC_WORTH_S = 1e-3  # a message to a worker and back costs about a tenth of this
+TIMING_STEPS, TIMING_S = 20, 0.1
+
+
+def make_environment(
+    *,
+    id: str,
+    num_envs: int = 1,
+    vectorization: str = "auto",
+    seed: int = 0,
+    stream: str = "train_environment",
+    wrappers: Sequence[Mapping[str, Any]] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    action_repeat: int = 1,
+    time_limit: int | None = None,
+    action_masks: bool = False,
+    max_restarts: int = 10,
+    render: bool = False,
+    spec: Mapping[str, Any] | None = None,
+) -> Environment:
+    """Build and check everything an `environment:` block says; nothing is reset yet.
+
+    `time_limit` counts agent steps and replaces the registered limit; `action_repeat` is innermost, then `wrappers`
+    in their order. `spec` overrides labels, solved_return, max_episode_steps and description.
+    """
+    _check_numbers(num_envs, action_repeat, time_limit, max_restarts)
+    _check_names(vectorization, stream)
+    recipe = Recipe(
+        id, dict(kwargs or {}), check_wrappers(wrappers), action_repeat, time_limit, action_masks, render, dict(spec or {})
+    )
+    registered = find(id)
+    prepare_headless()
+    scratch = recipe.build()
+    plan = blueprint(scratch, recipe)
+    native = _native_maker(registered, recipe, num_envs)
+    chosen = _choose(vectorization, registered, recipe, plan, scratch, num_envs, native)
+    scratch.close()
+    seeds = [stream_seed(seed, stream, i) for i in range(num_envs)]
+    if chosen == "native":
+        return NativeEnvironment(native, plan, num_envs=num_envs, seed=seeds[0], max_restarts=max_restarts)
+    build = AsyncEnvironment if chosen == "async" else SyncEnvironment
+    return build(recipe, plan, num_envs=num_envs, seeds=seeds, max_restarts=max_restarts)
+
+
+def _check_numbers(num_envs: int, action_repeat: int, time_limit: int | None, max_restarts: int) -> None:
+    smallest = {"num_envs": (num_envs, 1), "action_repeat": (action_repeat, 1), "max_restarts": (max_restarts, 0)}
+    if time_limit is not None:
+        smallest["time_limit"] = (time_limit, 1)
+    for name, (value, least) in smallest.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"environment.{name} is {value!r}: it must be a whole number of at least {least}.")
+
+
+def _check_names(vectorization: str, stream: str) -> None:
+    for name, value, known in (("vectorization", vectorization, VECTORIZATIONS), ("stream", stream, tuple(STREAMS))):
+        if value not in known:
+            raise ConfigError(
+                f"environment.{name} is '{value}'.{did_you_mean(str(value), known)} Allowed: {', '.join(known)}."
+            )
+
+
+def is_debugged() -> bool:
+    """A debugger cannot follow into subprocesses. Coverage tools trace too, but follow nobody."""
+    if "debugpy" in sys.modules or "pydevd" in sys.modules:
+        return True
+    trace = sys.gettrace()
+    module = getattr(trace, "__module__", None) or type(trace).__module__
+    return trace is not None and not module.startswith("coverage")
+
+
+def _choose(
+    vectorization: str,
+    registered: GymnasiumSpec,
+    recipe: Recipe,
+    plan: Blueprint,
+    scratch: gym.Env,
+    num_envs: int,
+    native: Callable[[], gym.vector.VectorEnv],
+) -> str:
+    if vectorization == "native":
+        _require_native(registered, recipe)
+        return "native"
+    if vectorization == "auto" and why_not_native(registered, recipe) is None and not recipe.kwargs:
+        if _can_be_saved(native):
+            return "native"
+    can_fork_out = num_envs > 1 and not is_debugged()
+    if vectorization == "async":
+        return "async" if not is_debugged() else "sync"
+    if vectorization == "auto" and can_fork_out and available_cores() > 1:
+        return "async" if _seconds_per_step(scratch, plan) > ASYNC_WORTH_S else "sync"
+    return "sync"
+
+
+def why_not_native(registered: GymnasiumSpec, recipe: Recipe) -> str | None:
+    """What stands in the way of the vector entry point, None when nothing does."""
+    obstacles = {
+        "it has no vector entry point": registered.vector_entry_point is None,
+        "wrappers need single environments": bool(recipe.wrappers) or bool(registered.additional_wrappers),
+        "action_repeat needs single environments": recipe.action_repeat > 1,
+        "time_limit needs single environments": recipe.time_limit is not None,
+        "action_masks need single environments": recipe.action_masks,
+    }
+    return next((why for why, holds in obstacles.items() if holds), None)
+
+
+def _require_native(registered: GymnasiumSpec, recipe: Recipe) -> None:
+    obstacle = why_not_native(registered, recipe)
+    if obstacle is not None:
+        raise ConfigError(
+            f"environment.vectorization is 'native' but environment '{recipe.id}' cannot be: {obstacle}. "
+            "Write vectorization: auto, sync or async."
+        )
+
+
+def _native_maker(registered: GymnasiumSpec, recipe: Recipe, num_envs: int) -> Callable[[], gym.vector.VectorEnv]:
+    def make() -> gym.vector.VectorEnv:
+        settings = dict(recipe.kwargs)
+        creator = registered.vector_entry_point
+        creator = load_env_creator(creator) if isinstance(creator, str) else creator
+        modes = getattr(creator, "metadata", {}).get("render_modes", ())
+        if recipe.render and "rgb_array" in modes:
+            settings["render_mode"] = "rgb_array"
+        return gym.make_vec(registered.id, num_envs=num_envs, vectorization_mode="vector_entry_point", **settings)
+
+    return make
+
+
+def _can_be_saved(native: Callable[[], gym.vector.VectorEnv]) -> bool:
+    """Only a vector environment of plain attributes can be resumed exactly."""
+    env = native()
+    env.reset(seed=0)
+    env.step(np.zeros(env.action_space.shape, env.action_space.dtype))
+    mode = capture(env)["mode"]
+    env.close()
+    return mode != "restart"
+
+
+def _seconds_per_step(scratch: gym.Env, plan: Blueprint) -> float:
+    """The median of a few steps after a warm-up; a failing environment counts as cheap, its errors come later."""
+    cell = Cell(lambda: scratch, plan.observations, index=0, seed=0, max_restarts=1)
+    rows = allocate_rows(plan.observations, 1)
+    action = plan.actions.rows(np.zeros((1, *plan.spec.action.shape), plan.spec.action.dtype))[0]
+    seconds = []
+    begin = time.perf_counter()
+    try:
+        cell.begin(rows, 0)
+        while len(seconds) < 2 or (len(seconds) < TIMING_STEPS and time.perf_counter() - begin < TIMING_S):
+            start = time.perf_counter()
+            cell.step(action, rows, 0)
+            seconds.append(time.perf_counter() - start)
+    except EnvironmentFault:
+        return 0.0
+    return float(np.median(seconds[1:]))

@@ -1,0 +1,119 @@
+"""From an id to a registered Gymnasium environment, or to an error that says what to write or to install."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+
+from rl_lab.types import ConfigError, MissingExtraError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A family of environments, how its ids begin, and the extra that brings it."""
+
+    name: str
+    extra: str | None
+    prefixes: tuple[str, ...] = ()  # of ids that exist only after `module` was imported
+    module: str | None = None
+    entry_points: tuple[str, ...] = ()  # parts of an entry point that tell the suite
+    needs: str | None = None  # the module whose absence means that the suite is not installed
+
+
+SUITES = (
+    Suite("toy", None, entry_points=("rl_lab.environments.toy",)),
+    Suite("atari", "atari", ("ALE/",), "ale_py", ("ale_py", "shimmy.atari"), "ale_py"),
+    Suite("minigrid", "minigrid", ("MiniGrid-", "BabyAI-"), "minigrid", ("minigrid",), "minigrid"),
+    Suite("dm_control", "dmc", ("dm_control/",), "shimmy", ("shimmy.dm_control", "shimmy.registration"), "dm_control"),
+    Suite("box2d", "box2d", entry_points=("gymnasium.envs.box2d",), needs="Box2D"),
+    Suite("mujoco", "mujoco", entry_points=("gymnasium.envs.mujoco",), needs="mujoco"),
+    Suite("classic_control", None, entry_points=("gymnasium.envs.classic_control",)),
+    Suite("toy_text", None, entry_points=("gymnasium.envs.toy_text",)),
+    Suite("jax", None, entry_points=("gymnasium.envs.phys2d", "gymnasium.envs.tabular"), needs="jax"),
+)
+
+
+def suite_of(spec: GymnasiumSpec) -> Suite | None:
+    """The suite an environment belongs to; None for a user's own."""
+    entry = spec.entry_point if isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
+    if entry == "gymnasium.envs:_raise_mujoco_py_error":
+        entry = "gymnasium.envs.mujoco"
+    return next((suite for suite in SUITES if any(part in entry for part in suite.entry_points)), None)
+
+
+def find(env_id: str) -> GymnasiumSpec:
+    """The registered spec of `Name-v0`, `namespace/Name-v0` or `package:Name-v0` (the package is imported first)."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        _import_users_module(module, env_id)
+    _import_suite(name)
+    spec = gym.registry.get(name)
+    if spec is None:
+        raise ConfigError(_unknown(name))
+    return spec
+
+
+def _import_users_module(module: str, env_id: str) -> None:
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last, so that a local folder cannot hide an installed package
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(error.name + ".")):
+            raise ConfigError(
+                f"environment.id '{env_id}': there is no Python package '{module}'. It was looked for in {here} and "
+                f"among the packages installed for {sys.executable}. Start from the folder that holds it, or install "
+                "it there with `pip install -e PATH`."
+            ) from error
+        raise ConfigError(
+            f"environment.id '{env_id}': importing '{module}' failed because it needs '{error.name}'. "
+            f"Install that with `pip install {error.name}`."
+        ) from error
+    except ImportError as error:
+        raise ConfigError(f"environment.id '{env_id}': importing '{module}' failed: {error}.") from error
+
+
+def _import_suite(name: str) -> None:
+    for suite in SUITES:
+        if suite.module is None or not name.startswith(suite.prefixes) or name in gym.registry:
+            continue
+        try:
+            importlib.import_module(suite.module)  # importing it registers its ids
+        except ModuleNotFoundError as error:
+            raise missing_extra(name, suite, error) from error
+
+
+def missing_extra(env_id: str, suite: Suite | None, error: Exception) -> MissingExtraError:
+    """The error for a dependency that is not there."""
+    if suite is not None and suite.extra is not None:
+        return MissingExtraError(
+            f"environment '{env_id}' needs an extra that is not installed ({error}). "
+            f"Install it with: pip install 'rl-lab[{suite.extra}]'"
+        )
+    wanted = getattr(error, "name", None)
+    cure = f"Install it with: pip install {wanted}" if wanted else "Install what the message names."
+    return MissingExtraError(f"environment '{env_id}' needs a package that is not installed ({error}). {cure}")
+
+
+def newest_version(name: str) -> str | None:
+    """The registered id with the same name and the highest version."""
+    base = re.sub(r"-v\d+$", "", name)
+    versions = [(int(m.group(1)), key) for key in gym.registry if (m := re.fullmatch(re.escape(base) + r"-v(\d+)", key))]
+    return max(versions)[1] if versions else None
+
+
+def _unknown(name: str) -> str:
+    newest = newest_version(name)
+    if newest is not None:
+        return f"environment.id '{name}' is not registered; this environment is now called '{newest}'. Write {newest}."
+    return (
+        f"environment.id '{name}' is not registered.{did_you_mean(name, gym.registry)} `rl-lab envs` lists all ids; "
+        "an environment of your own is written as package:Name-v0, where importing the package registers it."
+    )

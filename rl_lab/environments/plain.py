@@ -1,0 +1,153 @@
+"""Plain values as text and back, bit for bit, without ever running code.
+
+An environment's attributes hold things a checkpoint must not pickle: tuples, sets, deques, dicts with integer keys,
+numpy scalars, random generators. `to_text` writes them as JSON in which every JSON object is one tagged value;
+`from_text` reads it. Floats survive because JSON writes Python's shortest exact form.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+BIT_GENERATORS = {
+    cls.__name__: cls
+    for cls in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
+MAPPINGS: dict[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+ARRAY_KINDS = "biufcSUMm"  # booleans, numbers, fixed-width text, dates: everything whose bytes say it all
+
+
+class NotPlainError(TypeError):
+    """A value is not plain data; the message is its path."""
+
+
+def to_text(value: Any) -> str:
+    """One line of JSON. Raises NotPlainError with the path of the first value that is not plain data."""
+    return json.dumps(_encode(value, "", {}), separators=(",", ":"))
+
+
+def from_text(text: str) -> Any:
+    """The value `to_text` was given."""
+    return _decode(json.loads(text))
+
+
+def _encode(value: Any, path: str, seen: dict[int, str]) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is tuple:
+        return {"tuple": [_encode(item, f"{path}[{i}]", seen) for i, item in enumerate(value)]}
+    if isinstance(value, np.generic):
+        return _encode_bytes("scalar", np.asarray(value), path)
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    _refuse_alias(value, path, seen)
+    if kind is list:
+        return [_encode(item, f"{path}[{i}]", seen) for i, item in enumerate(value)]
+    if kind is np.ndarray:
+        return _encode_bytes("array", value, path)
+    if kind.__name__ in MAPPINGS and kind is MAPPINGS[kind.__name__]:
+        pairs = [[_encode(k, path, seen), _encode(v, f"{path}[{k!r}]", seen)] for k, v in value.items()]
+        return {kind.__name__: pairs}
+    if kind is deque:
+        return {"deque": [value.maxlen, [_encode(item, f"{path}[{i}]", seen) for i, item in enumerate(value)]]}
+    if kind in (set, frozenset):
+        return {kind.__name__: sorted((_encode(item, path, seen) for item in value), key=json.dumps)}
+    return _encode_random(value, path, seen)
+
+
+def _refuse_alias(value: Any, path: str, seen: dict[int, str]) -> None:
+    """Two names for one changeable object would become two objects; that is no exact copy."""
+    owner = value
+    while isinstance(owner, np.ndarray) and isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if id(owner) in seen:
+        raise NotPlainError(f"{path} (shared with {seen[id(owner)]})")
+    seen[id(owner)] = path
+
+
+def _encode_bytes(tag: str, array: np.ndarray, path: str) -> dict[str, Any]:
+    if array.dtype.kind not in ARRAY_KINDS:
+        raise NotPlainError(f"{path} (array of {array.dtype})")
+    # The memory order is kept: a sum over the other order rounds differently.
+    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    data = base64.b64encode(array.tobytes(order=order)).decode("ascii")  # type: ignore[arg-type]
+    return {tag: [array.dtype.str, list(array.shape), order, data]}
+
+
+def _encode_random(value: Any, path: str, seen: dict[int, str]) -> dict[str, Any]:
+    if type(value) is np.random.Generator and type(value.bit_generator).__name__ in BIT_GENERATORS:
+        bits = value.bit_generator
+        sequence = bits.seed_seq  # only `spawn` reads it, but then it matters
+        lineage = None
+        if isinstance(sequence, np.random.SeedSequence):
+            lineage = (sequence.entropy, tuple(sequence.spawn_key), sequence.pool_size, sequence.n_children_spawned)
+        return {"generator": _encode((type(bits).__name__, bits.state, lineage), path, seen)}
+    if type(value) is np.random.RandomState:
+        return {"random_state": _encode(value.get_state(legacy=False), path, seen)}
+    if type(value) is random.Random:
+        return {"random": _encode(value.getstate(), path, seen)}
+    raise NotPlainError(f"{path} ({type(value).__module__}.{type(value).__qualname__})")
+
+
+def _decode(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_decode(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    ((tag, body),) = node.items()
+    if tag in MAPPINGS:
+        return MAPPINGS[tag]({_decode(key): _decode(value) for key, value in body})
+    return DECODERS[tag](body)
+
+
+def _decode_array(body: list[Any]) -> np.ndarray:
+    dtype, shape, order, data = body
+    flat = np.frombuffer(base64.b64decode(data), dtype=np.dtype(dtype))
+    return flat.reshape(shape, order=order).copy(order=order)
+
+
+def _decode_generator(body: Any) -> np.random.Generator:
+    name, state, lineage = _decode(body)
+    sequence = None
+    if lineage is not None:
+        entropy, spawn_key, pool_size, children = lineage
+        sequence = np.random.SeedSequence(
+            entropy, spawn_key=spawn_key, pool_size=pool_size, n_children_spawned=children
+        )
+    bits = BIT_GENERATORS[name](sequence)
+    bits.state = state
+    return np.random.Generator(bits)
+
+
+def _decode_random_state(body: Any) -> np.random.RandomState:
+    generator = np.random.RandomState()
+    generator.set_state(_decode(body))
+    return generator
+
+
+def _decode_random(body: Any) -> random.Random:
+    generator = random.Random()
+    generator.setstate(_decode(body))
+    return generator
+
+
+DECODERS: dict[str, Callable[[Any], Any]] = {
+    "tuple": lambda body: tuple(_decode(item) for item in body),
+    "bytes": bytes.fromhex,
+    "scalar": lambda body: _decode_array(body)[()],
+    "array": _decode_array,
+    "deque": lambda body: deque((_decode(item) for item in body[1]), maxlen=body[0]),
+    "set": lambda body: {_decode(item) for item in body},
+    "frozenset": lambda body: frozenset(_decode(item) for item in body),
+    "generator": _decode_generator,
+    "random_state": _decode_random_state,
+    "random": _decode_random,
+}

@@ -1,0 +1,153 @@
+"""How one gymnasium.Env is made: plain data that a worker process can be sent, and the EnvSpec that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+from gymnasium.envs.registration import load_env_creator
+
+from rl_lab.environments.actions import ActionConverter
+from rl_lab.environments.labels import action_labels
+from rl_lab.environments.lookup import find, missing_extra, newest_version, suite_of
+from rl_lab.environments.snapshot import layers
+from rl_lab.environments.spaces import ObservationConverter
+from rl_lab.environments.wrappers import WRAPPERS, TimeLimit, apply_wrappers
+from rl_lab.types import ConfigError, EnvSpec, did_you_mean
+
+SPEC_KEYS = ("labels", "solved_return", "max_episode_steps", "description")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One environment's settings. `time_limit` counts agent steps and replaces the registered limit."""
+
+    id: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    wrappers: tuple[dict[str, Any], ...] = ()
+    action_repeat: int = 1
+    time_limit: int | None = None
+    action_masks: bool = False
+    render: bool = False
+    overrides: dict[str, Any] = field(default_factory=dict)  # the `spec:` block
+
+    def modules(self) -> tuple[str, ...]:
+        """What a fresh process must import before it can build: packages that register wrappers."""
+        names = {getattr(WRAPPERS[entry["id"]], "__module__", "") for entry in self.wrappers}
+        return tuple(sorted(name for name in names if name and not name.startswith(("rl_lab.", "__main__"))))
+
+    def build(self) -> gym.Env:
+        """The environment with its wrappers, not yet reset."""
+        spec = find(self.id)
+        env = self._make(spec)
+        if self.action_repeat > 1:
+            env = WRAPPERS["action_repeat"](env, count=self.action_repeat)
+        env = apply_wrappers(env, self.wrappers)
+        if self.action_masks:
+            env = WRAPPERS["action_mask"](env)
+        return env if self.time_limit is None else TimeLimit(env, steps=self.time_limit)
+
+    def _make(self, spec: GymnasiumSpec) -> gym.Env:
+        settings = dict(self.kwargs)
+        if self.time_limit is not None:
+            settings["max_episode_steps"] = -1  # Gymnasium's way to say: no limit
+        try:
+            if self._wants_frames() and can_render(spec):
+                settings["render_mode"] = "rgb_array"
+            # Our checker examines environments once, on request; Gymnasium's would do so on every step.
+            return gym.make(spec, disable_env_checker=True, **settings)
+        except gym.error.DependencyNotInstalled as error:
+            raise missing_extra(self.id, suite_of(spec), error) from error
+        except ModuleNotFoundError as error:
+            raise missing_extra(self.id, suite_of(spec), error) from error
+        except ImportError as error:
+            newest = newest_version(spec.id)
+            hint = f" Write {newest}." if newest and newest != spec.id else ""
+            raise ConfigError(f"environment '{self.id}' cannot be made: {error}{hint}") from error
+        except TypeError as error:
+            if "argument" not in str(error):
+                raise
+            raise ConfigError(f"environment '{self.id}' does not accept kwargs {self.kwargs}: {error}") from error
+
+    def _wants_frames(self) -> bool:
+        return self.render or any(getattr(WRAPPERS[entry["id"]], "needs_render", False) for entry in self.wrappers)
+
+
+def can_render(spec: GymnasiumSpec) -> bool:
+    """Whether the class says that it draws RGB arrays."""
+    creator = spec.entry_point
+    if isinstance(creator, str):
+        creator = load_env_creator(creator)
+    metadata = getattr(creator, "metadata", None)
+    return isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What is known of an environment before N of them run: its spec and how to convert for it."""
+
+    spec: EnvSpec
+    observations: ObservationConverter
+    actions: ActionConverter
+
+
+def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
+    """Read an environment's spaces and limits."""
+    actions = ActionConverter(env.action_space, env_id=recipe.id)
+    observations = ObservationConverter(
+        env.observation_space, env_id=recipe.id, num_actions=actions.num_mask_entries
+    )
+    max_episode_steps, frames_per_step = _time(env)
+    registered = env.spec
+    spec = EnvSpec(
+        id=recipe.id,
+        observation=observations.specs,
+        action=replace(actions.spec, labels=action_labels(env, _num_labels(actions))),
+        max_episode_steps=max_episode_steps,
+        solved_return=None if registered is None else registered.reward_threshold,
+        frames_per_step=frames_per_step,
+        render_fps=int(env.metadata.get("render_fps") or 30),
+        description=observations.description,
+    )
+    return Blueprint(override_spec(spec, recipe.overrides), observations, actions)
+
+
+def _num_labels(actions: ActionConverter) -> int:
+    return len(actions.spec.sizes) if actions.spec.kind == "multi_discrete" else actions.spec.sizes[0]
+
+
+def _time(env: gym.Env) -> tuple[int | None, int]:
+    """The time limit in agent steps and the frames of one agent step, seen through all wrappers."""
+    limit, frames = None, 1
+    for layer in reversed(layers(env)):
+        if isinstance(layer, gym.wrappers.TimeLimit):
+            own = layer._max_episode_steps
+            limit = own if limit is None else min(limit, own)
+        repeat = vars(layer).get("frames_per_agent_step", 1)
+        frames *= repeat
+        limit = None if limit is None else -(-limit // repeat)
+    return limit, frames
+
+
+def override_spec(spec: EnvSpec, overrides: Mapping[str, Any]) -> EnvSpec:
+    """Apply a user's `spec:` block."""
+    for key in overrides:
+        if key not in SPEC_KEYS:
+            raise ConfigError(
+                f"environment.spec has no key '{key}'.{did_you_mean(key, SPEC_KEYS)} It takes: {', '.join(SPEC_KEYS)}."
+            )
+    changes = {key: value for key, value in overrides.items() if value is not None and key != "labels"}
+    labels = overrides.get("labels")
+    if labels is not None:
+        action = spec.action
+        expected = len(action.sizes) if action.kind == "multi_discrete" else action.sizes[0]
+        if len(labels) != expected:
+            raise ConfigError(
+                f"environment.spec.labels has {len(labels)} entries, this environment has {expected} actions: "
+                f"write {expected} names."
+            )
+        changes["action"] = replace(action, labels=tuple(str(label) for label in labels))
+    return replace(spec, **changes)

@@ -1,0 +1,180 @@
+"""Gymnasium observation spaces as our flat dict of arrays.
+
+    Box of floats                vector  float32, flattened
+    Box of uint8, three axes     image   uint8 [H, W, C]; two axes get a channel axis of one
+    Box of other integers        vector  float32, flattened
+    Discrete                     int64 scalar counted from 0, whatever the space's `start`
+    MultiDiscrete, MultiBinary   int64 [K]
+    Dict / Tuple                 their own names, nested ones joined with "." / item_0, item_1, ...
+    Text                         left out, and named in the description
+
+A lone space is called "vector", "image" or "discrete". A Dict key "action_mask" becomes bool [A].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rl_lab.types import ROW_KEYS, ArraySpec, ConfigError
+
+Path = tuple[str | int, ...]
+MASK_KEY = "action_mask"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of the observation: where it lies, what we call it, what it becomes."""
+
+    path: Path
+    key: str
+    spec: ArraySpec
+    source_shape: tuple[int, ...]
+    start: np.ndarray | int = 0  # subtracted from discrete values
+
+
+class ObservationConverter:
+    """Writes one environment's observation into row i of preallocated arrays, or a whole batch at once."""
+
+    def __init__(self, space: spaces.Space, *, env_id: str, num_actions: int | None = None) -> None:
+        self.leaves, left_out = _leaves(space, env_id, num_actions)
+        if not self.leaves:
+            raise ConfigError(
+                f"environment '{env_id}': nothing of the observation space {space} can be given to a network. "
+                "Write a gymnasium.ObservationWrapper that returns a Box, Discrete or Dict of them."
+            )
+        self.specs = {leaf.key: leaf.spec for leaf in self.leaves}
+        self.description = f"Left out of the observation: {', '.join(left_out)} (text)." if left_out else ""
+        self._lone_key = self.leaves[0].key
+
+    def allocate(self, num_envs: int) -> dict[str, np.ndarray]:
+        """Fresh, uninitialised arrays for N rows."""
+        return {leaf.key: np.empty((num_envs, *leaf.spec.shape), leaf.spec.dtype) for leaf in self.leaves}
+
+    def writer(self) -> Callable[[Any, dict[str, np.ndarray], int], None]:
+        """The fastest correct `write`: a lone flat vector needs no walk."""
+        only = self.leaves[0]
+        is_lone = len(self.leaves) == 1 and not only.path
+        is_flat_vector = only.spec.dtype == "float32" and only.source_shape == only.spec.shape
+        return self._write_lone_vector if is_lone and is_flat_vector else self.write
+
+    def write(self, observation: Any, arrays: dict[str, np.ndarray], i: int) -> None:
+        """Row i of every array."""
+        for leaf in self.leaves:
+            value = _pick(observation, leaf.path)
+            if leaf.source_shape != leaf.spec.shape:
+                value = np.reshape(value, leaf.spec.shape)
+            arrays[leaf.key][i] = value - leaf.start if leaf.spec.is_discrete else value
+
+    def _write_lone_vector(self, observation: Any, arrays: dict[str, np.ndarray], i: int) -> None:
+        arrays[self._lone_key][i] = observation
+
+    def check(self, observation: Any) -> None:
+        """Refuse shapes that numpy would silently broadcast. Called once per episode, not per step."""
+        for leaf in self.leaves:
+            shape = np.shape(_pick(observation, leaf.path))
+            if shape != leaf.source_shape:
+                raise ValueError(f"observation '{leaf.key}' has shape {shape}, its space says {leaf.source_shape}")
+
+    def batch(self, observation: Any, num_envs: int) -> dict[str, np.ndarray]:
+        """The arrays of a native vector environment, copied because its buffers may be written again."""
+        rows = {}
+        for leaf in self.leaves:
+            value = np.array(_pick(observation, leaf.path), dtype=leaf.spec.dtype, order="C")
+            if leaf.spec.is_discrete:
+                value = value - leaf.start
+            rows[leaf.key] = value.reshape(num_envs, *leaf.spec.shape)
+        return rows
+
+
+def _pick(observation: Any, path: Path) -> Any:
+    for step in path:
+        observation = observation[step]
+    return observation
+
+
+def _leaves(space: spaces.Space, env_id: str, num_actions: int | None) -> tuple[tuple[Leaf, ...], list[str]]:
+    leaves, left_out = [], []
+    for path, part in _walk(space, ()):
+        key = _key(path, part)
+        if isinstance(part, spaces.Text):
+            left_out.append(key)
+        elif path and path[-1] == MASK_KEY:
+            leaves.append(_mask_leaf(path, part, env_id, num_actions))
+        else:
+            leaves.append(_leaf(path, key, part, env_id))
+    return tuple(leaves), left_out
+
+
+def _walk(space: spaces.Space, path: Path) -> Iterator[tuple[Path, spaces.Space]]:
+    if isinstance(space, spaces.Dict):
+        for name, part in space.spaces.items():
+            yield from _walk(part, (*path, name))
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from _walk(part, (*path, index))
+    else:
+        yield path, space
+
+
+def _key(path: Path, space: spaces.Space) -> str:
+    if not path:
+        if isinstance(space, spaces.Box):
+            return "image" if _is_image(space) else "vector"
+        return "discrete"
+    name = ".".join(f"item_{step}" if isinstance(step, int) else step for step in path)
+    return f"observation.{name}" if name in ROW_KEYS else name
+
+
+def _is_image(space: spaces.Box) -> bool:
+    return space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def _leaf(path: Path, key: str, space: spaces.Space, env_id: str) -> Leaf:
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "fiub":
+        if _is_image(space):
+            shape = space.shape if len(space.shape) == 3 else (*space.shape, 1)
+            return Leaf(path, key, ArraySpec(shape, "uint8"), space.shape)
+        return Leaf(path, key, _vector_spec(space), space.shape)
+    if isinstance(space, spaces.Discrete):
+        return Leaf(path, key, ArraySpec((), "int64", num_values=(int(space.n),)), (), int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        counts = tuple(int(n) for n in space.nvec.reshape(-1))
+        start = np.asarray(space.start, dtype=np.int64).reshape(-1)
+        return Leaf(path, key, ArraySpec((len(counts),), "int64", num_values=counts), space.nvec.shape, start)
+    if isinstance(space, spaces.MultiBinary):
+        count = int(np.prod(space.shape))
+        return Leaf(path, key, ArraySpec((count,), "int64", num_values=(2,) * count), tuple(space.shape))
+    place = f"observation '{key}'" if path else "the observation"
+    raise ConfigError(
+        f"environment '{env_id}': {place} is a {type(space).__name__} space ({space}), which has no array form. "
+        "Known: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple, Text. "
+        "Write a gymnasium.ObservationWrapper that turns it into one of them and list it under `wrappers:`."
+    )
+
+
+def _vector_spec(space: spaces.Box) -> ArraySpec:
+    low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+    bounded = bool(np.isfinite(low).all() and np.isfinite(high).all())
+    return ArraySpec(
+        (low.size,),
+        "float32",
+        low=tuple(low.tolist()) if bounded else None,
+        high=tuple(high.tolist()) if bounded else None,
+    )
+
+
+def _mask_leaf(path: Path, space: spaces.Space, env_id: str, num_actions: int | None) -> Leaf:
+    size = int(np.prod(space.shape)) if space.shape is not None else 0
+    if num_actions is None or size != num_actions:
+        expected = "a discrete or multi-discrete action space" if num_actions is None else f"{num_actions} entries"
+        raise ConfigError(
+            f"environment '{env_id}': observation 'action_mask' has {size} entries but needs {expected}: "
+            "one boolean per action (for several sub-actions, their masks one after the other)."
+        )
+    assert space.shape is not None
+    return Leaf(path, MASK_KEY, ArraySpec((size,), "bool"), tuple(space.shape))

@@ -1,0 +1,307 @@
+"""Wrappers by name, for `wrappers: [{id: frame_stack, count: 4}, ...]` in YAML.
+
+The first wrapper of the list is closest to the environment. A user's package adds its own:
+
+    @register_wrapper("my_wrapper")
+    class MyWrapper(gymnasium.Wrapper):
+        def __init__(self, env: gymnasium.Env, *, strength: float = 1.0) -> None: ...
+
+Attributes of a wrapper should be plain data, so that exact resume can save them (see snapshot.py).
+Those that change actions and rewards live here, those that change observations in wrappers_observation.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rl_lab.types import ConfigError, did_you_mean
+
+StepResult = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
+WRAPPERS: dict[str, Callable[..., gym.Env]] = {}
+
+
+def register_wrapper(name: str) -> Callable[[Callable[..., gym.Env]], Callable[..., gym.Env]]:
+    """Class decorator: the wrapper can be named in YAML. A name is given once."""
+
+    def add(wrapper: Callable[..., gym.Env]) -> Callable[..., gym.Env]:
+        known = WRAPPERS.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (wrapper.__module__, wrapper.__qualname__):
+            raise ConfigError(f"wrapper '{name}' is already registered by {known.__module__}: choose another name.")
+        WRAPPERS[name] = wrapper
+        return wrapper
+
+    return add
+
+
+def check_wrappers(wrappers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The same list with every id and argument known, or a ConfigError before anything is built."""
+    checked = []
+    for place, entry in enumerate(wrappers):
+        if not isinstance(entry, Mapping) or "id" not in entry:
+            raise ConfigError(
+                f"environment.wrappers[{place}] is {entry!r}: write a mapping with an id, such as {{id: grey}}."
+            )
+        name = entry["id"]
+        if name not in WRAPPERS:
+            raise ConfigError(
+                f"environment.wrappers[{place}]: there is no wrapper '{name}'.{did_you_mean(str(name), WRAPPERS)} "
+                f"Known: {', '.join(sorted(WRAPPERS))}."
+            )
+        arguments = {str(key): value for key, value in entry.items() if key != "id"}
+        _check_arguments(place, name, arguments)
+        checked.append({"id": name, **arguments})
+    return tuple(checked)
+
+
+def _check_arguments(place: int, name: str, arguments: dict[str, Any]) -> None:
+    parameters = list(inspect.signature(WRAPPERS[name]).parameters.values())[1:]  # the first is the environment
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    names = [parameter.name for parameter in parameters]
+    for key in arguments:
+        if key not in names:
+            raise ConfigError(
+                f"environment.wrappers[{place}]: wrapper '{name}' has no argument '{key}'.{did_you_mean(key, names)} "
+                f"It takes: {', '.join(names) or 'none'}."
+            )
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in arguments]
+    if missing:
+        raise ConfigError(f"environment.wrappers[{place}]: wrapper '{name}' needs {', '.join(missing)}.")
+
+
+def apply_wrappers(env: gym.Env, wrappers: Sequence[Mapping[str, Any]]) -> gym.Env:
+    """Wrap from the inside out."""
+    for entry in wrappers:
+        env = WRAPPERS[entry["id"]](env, **{key: value for key, value in entry.items() if key != "id"})
+    return env
+
+
+def require_positive(wrapper: str, name: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"wrapper '{wrapper}': {name} is {value!r}, it must be a whole number of at least 1.")
+
+
+# --- time --------------------------------------------------------------------------------------
+
+
+@register_wrapper("action_repeat")
+@register_wrapper("frame_skip")
+class ActionRepeat(gym.Wrapper):
+    """Each action is taken `count` times: rewards add up, the last observation is returned, an end stops early.
+    `frame_skip` is the same under the name it has for video games."""
+
+    def __init__(self, env: gym.Env, count: int) -> None:
+        require_positive("action_repeat", "count", count)
+        super().__init__(env)
+        self.frames_per_agent_step = count
+
+    def step(self, action: Any) -> StepResult:
+        total = 0.0
+        for _ in range(self.frames_per_agent_step):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+@register_wrapper("time_limit")
+class TimeLimit(gym.wrappers.TimeLimit):
+    """Ends an episode after `steps` steps, not as a terminal: values are bootstrapped there."""
+
+    def __init__(self, env: gym.Env, steps: int) -> None:
+        require_positive("time_limit", "steps", steps)
+        super().__init__(env, max_episode_steps=steps)
+
+
+# --- rewards -----------------------------------------------------------------------------------
+
+
+@register_wrapper("scale_reward")
+class ScaleReward(gym.RewardWrapper):
+    """reward * scale"""
+
+    def __init__(self, env: gym.Env, scale: float) -> None:
+        super().__init__(env)
+        self.scale = scale
+
+    def reward(self, reward: SupportsFloat) -> float:
+        return float(reward) * self.scale
+
+
+@register_wrapper("clip_reward")
+class ClipReward(gym.RewardWrapper):
+    """reward clipped to [low, high]"""
+
+    def __init__(self, env: gym.Env, low: float = -1.0, high: float = 1.0) -> None:
+        if low >= high:
+            raise ConfigError(f"wrapper 'clip_reward': low={low} must be below high={high}.")
+        super().__init__(env)
+        self.low, self.high = low, high
+
+    def reward(self, reward: SupportsFloat) -> float:
+        return float(np.clip(float(reward), self.low, self.high))  # NaN stays NaN
+
+
+@register_wrapper("sign_reward")
+class SignReward(gym.RewardWrapper):
+    """-1, 0 or 1"""
+
+    def reward(self, reward: SupportsFloat) -> float:
+        return float(np.sign(float(reward)))
+
+
+@register_wrapper("shift_reward")
+class ShiftReward(gym.RewardWrapper):
+    """reward + shift"""
+
+    def __init__(self, env: gym.Env, shift: float) -> None:
+        super().__init__(env)
+        self.shift = shift
+
+    def reward(self, reward: SupportsFloat) -> float:
+        return float(reward) + self.shift
+
+
+@register_wrapper("step_penalty")
+class StepPenalty(gym.RewardWrapper):
+    """reward - penalty on every step, so that short episodes pay"""
+
+    def __init__(self, env: gym.Env, penalty: float) -> None:
+        super().__init__(env)
+        self.penalty = penalty
+
+    def reward(self, reward: SupportsFloat) -> float:
+        return float(reward) - self.penalty
+
+
+@register_wrapper("state_count_bonus")
+class StateCountBonus(gym.Wrapper):
+    """reward + scale / sqrt(visits of this observation rounded to `decimals`); visits outlive episodes"""
+
+    def __init__(self, env: gym.Env, scale: float = 0.1, decimals: int = 1) -> None:
+        super().__init__(env)
+        self.scale, self.decimals = scale, decimals
+        self.visits: dict[str, int] = {}
+
+    def step(self, action: Any) -> StepResult:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        flat = np.asarray(spaces.flatten(self.env.observation_space, observation), dtype=np.float64)
+        # + 0.0 makes -0.0 and 0.0 one state.
+        key = hashlib.blake2b((np.round(flat, self.decimals) + 0.0).tobytes(), digest_size=8).hexdigest()
+        self.visits[key] = self.visits.get(key, 0) + 1
+        return observation, float(reward) + self.scale / self.visits[key] ** 0.5, terminated, truncated, info
+
+
+# --- actions -----------------------------------------------------------------------------------
+
+
+def _require_action_space(wrapper: str, env: gym.Env, kind: type[spaces.Space]) -> Any:
+    if not isinstance(env.action_space, kind):
+        raise ConfigError(
+            f"wrapper '{wrapper}' needs a {kind.__name__} action space, this environment has {env.action_space}."
+        )
+    return env.action_space
+
+
+@register_wrapper("remap_actions")
+class RemapActions(gym.Wrapper):
+    """Only the listed actions remain, in the listed order; masks in `info` are remapped with them."""
+
+    def __init__(self, env: gym.Env, actions: Sequence[int]) -> None:
+        space = _require_action_space("remap_actions", env, spaces.Discrete)
+        self.allowed = [int(action) for action in actions]
+        outside = [action for action in self.allowed if not space.contains(action)]
+        if outside or not self.allowed:
+            raise ConfigError(
+                f"wrapper 'remap_actions': actions {list(actions)} must name at least one of "
+                f"{int(space.start)} to {int(space.start + space.n - 1)}; wrong: {outside}."
+            )
+        super().__init__(env)
+        self.first_action = int(space.start)
+        self.action_space = spaces.Discrete(len(self.allowed))
+
+    def remap(self, values: Sequence[Any]) -> list[Any]:
+        """The entries (labels, mask bits) of the actions that remain."""
+        return [values[action - self.first_action] for action in self.allowed]
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**options)
+        return observation, self._remap_info(info)
+
+    def step(self, action: Any) -> StepResult:
+        observation, reward, terminated, truncated, info = self.env.step(self.allowed[int(action)])
+        return observation, reward, terminated, truncated, self._remap_info(info)
+
+    def _remap_info(self, info: dict[str, Any]) -> dict[str, Any]:
+        if "action_mask" in info:
+            return {**info, "action_mask": np.asarray(self.remap(info["action_mask"]))}
+        return info
+
+
+@register_wrapper("discretise_actions")
+class DiscretiseActions(gym.ActionWrapper):
+    """A bounded Box as `bins` evenly spaced values per dimension, both bounds included"""
+
+    def __init__(self, env: gym.Env, bins: int) -> None:
+        space = _require_action_space("discretise_actions", env, spaces.Box)
+        if not isinstance(bins, int) or bins < 2 or not space.is_bounded():
+            raise ConfigError(
+                f"wrapper 'discretise_actions': bins is {bins!r} for {space}; it must be a whole number of at least 2 "
+                "and the space must have finite bounds (clip_actions gives it some)."
+            )
+        super().__init__(env)
+        self.values = np.linspace(space.low.reshape(-1), space.high.reshape(-1), bins).astype(space.dtype)  # [bins, A]
+        dimensions = self.values.shape[1]
+        self.action_space = spaces.Discrete(bins) if dimensions == 1 else spaces.MultiDiscrete([bins] * dimensions)
+
+    def action(self, action: Any) -> np.ndarray:
+        chosen = np.atleast_1d(np.asarray(action, dtype=np.int64))
+        return self.values[chosen, np.arange(len(chosen))].reshape(self.env.action_space.shape)  # type: ignore[arg-type]
+
+
+@register_wrapper("clip_actions")
+class ClipActions(gym.ActionWrapper):
+    """Narrows a Box to [low, high], so that policies reach those bounds with -1 and 1"""
+
+    def __init__(self, env: gym.Env, low: float = -1.0, high: float = 1.0) -> None:
+        space = _require_action_space("clip_actions", env, spaces.Box)
+        if low >= high:
+            raise ConfigError(f"wrapper 'clip_actions': low={low} must be below high={high}.")
+        super().__init__(env)
+        self.action_space = spaces.Box(np.maximum(space.low, low), np.minimum(space.high, high), dtype=space.dtype)
+
+    def action(self, action: Any) -> np.ndarray:
+        box = self.action_space
+        assert isinstance(box, spaces.Box)
+        return np.clip(action, box.low, box.high)
+
+
+@register_wrapper("sticky_actions")
+class StickyActions(gym.Wrapper):
+    """With `probability` the previous action is taken again; chance comes from the environment's own generator"""
+
+    def __init__(self, env: gym.Env, probability: float = 0.25) -> None:
+        if not 0.0 <= probability <= 1.0:
+            raise ConfigError(f"wrapper 'sticky_actions': probability is {probability}, it must lie in [0, 1].")
+        super().__init__(env)
+        self.probability = probability
+        self.previous_action: Any = None
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        self.previous_action = None
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> StepResult:
+        is_stuck = self.env.unwrapped.np_random.random() < self.probability
+        if is_stuck and self.previous_action is not None:
+            action = self.previous_action
+        self.previous_action = action.copy() if isinstance(action, np.ndarray) else action
+        return self.env.step(action)

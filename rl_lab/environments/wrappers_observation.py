@@ -1,0 +1,294 @@
+"""Wrappers that change what is seen. Each works on a lone observation or on every entry of a Dict that it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive
+from rl_lab.types import ConfigError, did_you_mean
+
+
+class PerEntry(gym.ObservationWrapper):
+    """Base: `fits` says which spaces change, `convert_space` and `convert` how."""
+
+    name = ""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
+        self.changed_keys = [key for key, part in entries.items() if self.fits(part)]
+        if not self.changed_keys:
+            raise ConfigError(f"wrapper '{self.name}' finds nothing to change in the observation {space}.")
+        converted = {k: self.convert_space(part) if k in self.changed_keys else part for k, part in entries.items()}
+        self.observation_space = spaces.Dict(converted) if isinstance(space, spaces.Dict) else converted[None]
+
+    def fits(self, space: spaces.Space) -> bool:
+        raise NotImplementedError
+
+    def convert_space(self, space: Any) -> spaces.Space:
+        raise NotImplementedError
+
+    def convert(self, value: Any, key: str | None) -> Any:
+        raise NotImplementedError
+
+    def observation(self, observation: Any) -> Any:
+        if self.changed_keys == [None]:
+            return self.convert(observation, None)
+        return {k: self.convert(v, k) if k in self.changed_keys else v for k, v in observation.items()}
+
+    def source_space(self, key: str | None) -> Any:
+        space = self.env.observation_space
+        return space if key is None else space[key]  # type: ignore[index]
+
+
+def is_image(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+@register_wrapper("frame_stack")
+class FrameStack(PerEntry):
+    """The last `count` observations as one: images on the channel axis, vectors one after the other, oldest first.
+    At a reset the first observation fills the stack."""
+
+    name = "frame_stack"
+
+    def __init__(self, env: gym.Env, count: int) -> None:
+        require_positive(self.name, "count", count)
+        self.count = count
+        self.stacks: dict[str, np.ndarray] = {}
+        super().__init__(env)
+
+    def fits(self, space: spaces.Space) -> bool:
+        return isinstance(space, spaces.Box)
+
+    def convert_space(self, space: Any) -> spaces.Space:
+        low, high = ([self._frame(bound, space)] * self.count for bound in (space.low, space.high))
+        return spaces.Box(np.concatenate(low, axis=-1), np.concatenate(high, axis=-1), dtype=space.dtype)
+
+    def _frame(self, value: Any, space: spaces.Box) -> np.ndarray:
+        if is_image(space):
+            return np.asarray(value).reshape(*space.shape[:2], -1)
+        return np.asarray(value).reshape(-1)
+
+    def convert(self, value: Any, key: str | None) -> np.ndarray:
+        frame = self._frame(value, self.source_space(key))
+        old = self.stacks.get(str(key))
+        kept = [frame] * (self.count - 1) if old is None else [old[..., frame.shape[-1] :]]
+        self.stacks[str(key)] = np.concatenate([*kept, frame], axis=-1)
+        return self.stacks[str(key)].copy()
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        self.stacks.clear()
+        return super().reset(**options)
+
+
+@register_wrapper("grey")
+class Grey(PerEntry):
+    """RGB images to one channel, with the luma weights 77, 150, 29 of 256 (ITU-R BT.601)"""
+
+    name = "grey"
+
+    def fits(self, space: spaces.Space) -> bool:
+        return is_image(space) and len(space.shape or ()) == 3 and space.shape[2] == 3  # type: ignore[index]
+
+    def convert_space(self, space: Any) -> spaces.Space:
+        return spaces.Box(0, 255, (*space.shape[:2], 1), np.uint8)
+
+    def convert(self, value: Any, key: str | None) -> np.ndarray:
+        weighted = np.asarray(value).astype(np.uint32) @ np.array([77, 150, 29], np.uint32)
+        return (weighted >> 8).astype(np.uint8)[..., None]
+
+
+def area_resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """uint8 [H, W, C] to [height, width, C]; each new pixel is the mean of the area it covers."""
+    from PIL import Image
+
+    planes = [Image.fromarray(np.ascontiguousarray(image[..., c])) for c in range(image.shape[2])]
+    return np.stack([np.asarray(p.resize((width, height), Image.Resampling.BOX)) for p in planes], axis=-1)
+
+
+@register_wrapper("resize")
+class Resize(PerEntry):
+    """Images to height x width by area averaging"""
+
+    name = "resize"
+
+    def __init__(self, env: gym.Env, height: int, width: int) -> None:
+        require_positive(self.name, "height", height)
+        require_positive(self.name, "width", width)
+        self.height, self.width = height, width
+        super().__init__(env)
+
+    def fits(self, space: spaces.Space) -> bool:
+        return is_image(space)
+
+    def convert_space(self, space: Any) -> spaces.Space:
+        channels = space.shape[2] if len(space.shape) == 3 else 1
+        return spaces.Box(0, 255, (self.height, self.width, channels), np.uint8)
+
+    def convert(self, value: Any, key: str | None) -> np.ndarray:
+        image = np.asarray(value)
+        return area_resize(image if image.ndim == 3 else image[..., None], self.height, self.width)
+
+
+@register_wrapper("one_hot")
+class OneHot(PerEntry):
+    """Discrete and MultiDiscrete values as vectors of zeros and ones"""
+
+    name = "one_hot"
+
+    def fits(self, space: spaces.Space) -> bool:
+        return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+
+    def convert_space(self, space: Any) -> spaces.Space:
+        return spaces.Box(0.0, 1.0, (spaces.flatdim(space),), np.float32)
+
+    def convert(self, value: Any, key: str | None) -> np.ndarray:
+        return np.asarray(spaces.flatten(self.source_space(key), value), dtype=np.float32)
+
+
+@register_wrapper("rescale_observation")
+class RescaleObservation(PerEntry):
+    """Dimensions with finite bounds are moved to [-1, 1]; the others stay as they are"""
+
+    name = "rescale_observation"
+
+    def fits(self, space: spaces.Space) -> bool:
+        if not isinstance(space, spaces.Box) or is_image(space):
+            return False
+        return bool(np.any(np.isfinite(space.low) & np.isfinite(space.high)))
+
+    def convert_space(self, space: Any) -> spaces.Space:
+        bounded, _, _ = self._bounds(space)
+        return spaces.Box(np.where(bounded, -1.0, space.low), np.where(bounded, 1.0, space.high), dtype=np.float32)
+
+    def _bounds(self, space: spaces.Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        bounded = np.isfinite(low) & np.isfinite(high) & (low < high)
+        return bounded, np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
+
+    def convert(self, value: Any, key: str | None) -> np.ndarray:
+        bounded, low, high = self._bounds(self.source_space(key))
+        exact = np.asarray(value, dtype=np.float64)
+        return np.where(bounded, 2.0 * (exact - low) / (high - low) - 1.0, exact).astype(np.float32)
+
+
+@register_wrapper("flatten")
+class Flatten(gym.ObservationWrapper):
+    """The whole observation as one vector; Discrete parts become one-hot"""
+
+    def __init__(self, env: gym.Env) -> None:
+        if not env.observation_space.is_np_flattenable:
+            raise ConfigError(
+                f"wrapper 'flatten' cannot flatten {env.observation_space}: use select_keys to drop a part."
+            )
+        super().__init__(env)
+        flat = spaces.flatten_space(env.observation_space)
+        assert isinstance(flat, spaces.Box)
+        self.observation_space = spaces.Box(
+            flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32
+        )
+
+    def observation(self, observation: Any) -> np.ndarray:
+        return np.asarray(spaces.flatten(self.env.observation_space, observation), dtype=np.float32)
+
+
+@register_wrapper("select_keys")
+class SelectKeys(gym.ObservationWrapper):
+    """Only the named entries of a Dict observation"""
+
+    def __init__(self, env: gym.Env, keys: Sequence[str]) -> None:
+        space = env.observation_space
+        known = list(space.spaces) if isinstance(space, spaces.Dict) else []
+        for key in keys:
+            if key not in known:
+                raise ConfigError(
+                    f"wrapper 'select_keys': the observation has no '{key}'.{did_you_mean(key, known)} "
+                    f"It has: {', '.join(known) or 'no names, it is ' + type(space).__name__}."
+                )
+        super().__init__(env)
+        self.keys = list(keys)
+        self.observation_space = spaces.Dict({key: space[key] for key in self.keys})  # type: ignore[index]
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return {key: observation[key] for key in self.keys}
+
+
+@register_wrapper("pixel_observation")
+class PixelObservation(gym.ObservationWrapper):
+    """The rendered image, area-averaged to height x width; `keep_state` keeps the old observation beside it"""
+
+    needs_render = True
+
+    def __init__(self, env: gym.Env, height: int = 64, width: int = 64, keep_state: bool = False) -> None:
+        require_positive("pixel_observation", "height", height)
+        require_positive("pixel_observation", "width", width)
+        if env.render_mode != "rgb_array":
+            raise ConfigError("wrapper 'pixel_observation' needs an environment with the render mode rgb_array.")
+        super().__init__(env)
+        self.height, self.width, self.keep_state = height, width, keep_state
+        image = spaces.Box(0, 255, (height, width, 3), np.uint8)
+        state = env.observation_space
+        old = dict(state.spaces) if isinstance(state, spaces.Dict) else {"state": state}
+        self.observation_space = spaces.Dict({**old, "image": image}) if keep_state else image
+
+    def observation(self, observation: Any) -> Any:
+        frame = np.asarray(self.env.render(), dtype=np.uint8)
+        image = area_resize(frame, self.height, self.width)
+        if not self.keep_state:
+            return image
+        return {**(observation if isinstance(observation, dict) else {"state": observation}), "image": image}
+
+
+@register_wrapper("action_mask")
+class ActionMask(gym.Wrapper):
+    """Adds "action_mask" to the observation, from `info["action_mask"]`, or the environment's action_masks() or
+    action_mask(). A lone observation is called vector, image or discrete beside it."""
+
+    def __init__(self, env: gym.Env) -> None:
+        space = env.action_space
+        if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            raise ConfigError(f"wrapper 'action_mask' needs discrete actions, this environment has {space}.")
+        super().__init__(env)
+        self.mask_size = int(space.n) if isinstance(space, spaces.Discrete) else int(np.sum(space.nvec))
+        old = env.observation_space
+        if isinstance(old, spaces.Dict):
+            self.lone_key, entries = "", dict(old.spaces)
+        else:
+            is_box = isinstance(old, spaces.Box)
+            self.lone_key = "image" if is_image(old) else "vector" if is_box else "discrete"
+            entries = {self.lone_key: old}
+        self.observation_space = spaces.Dict({**entries, "action_mask": spaces.MultiBinary(self.mask_size)})
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**options)
+        return self._with_mask(observation, info), info
+
+    def step(self, action: Any) -> StepResult:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_mask(observation, info), reward, terminated, truncated, info
+
+    def _with_mask(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        mask = np.asarray(self._find_mask(info)).astype(np.int8).reshape(-1)
+        if mask.size != self.mask_size:
+            raise ConfigError(f"wrapper 'action_mask': the mask has {mask.size} entries, there are {self.mask_size}.")
+        entries = {self.lone_key: observation} if self.lone_key else observation
+        return {**entries, "action_mask": mask}
+
+    def _find_mask(self, info: dict[str, Any]) -> Any:
+        if "action_mask" in info:
+            return info["action_mask"]
+        for name in ("action_masks", "action_mask"):
+            found = getattr(self.env.unwrapped, name, None)
+            if found is not None:
+                return found() if callable(found) else found
+        raise ConfigError(
+            "wrapper 'action_mask' found no mask: the environment must put 'action_mask' into info, or have a method "
+            "action_masks() that returns one boolean per action. Leave action_masks off for this environment."
+        )

@@ -1,0 +1,9 @@
+"""What a run says about itself: numbers gathered without a device sync, written to files and to the terminal.
+
+names      the table of every metric name, its unit and what a healthy value looks like
+logger     the window of numbers between two log rows
+writers    where rows go: metrics.jsonl, TensorBoard, nowhere
+terminal   where rows are shown to a person
+system     CPU, memory and GPU use
+time_split where the wall-clock goes
+"""

@@ -1,0 +1,179 @@
+"""The window of numbers between two log rows.
+
+Hooks hand over metrics as often as they like; nothing is read back from the device until a row is written,
+and then once for everything. Sums are exactly rounded (`math.fsum`), so that neither the device nor the cut
+between two checkpoints can change a bit of a row.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_lab.metrics.names import check_name
+from rl_lab.metrics.series import pack_series, unpack_series
+from rl_lab.metrics.writers import Level, Row, Writer
+from rl_lab.types import Counts, Metrics, StateTree
+
+PACK_LENGTH = 1024  # scalar tensors a metric keeps before they become one vector, still on their device
+STRICT_NAMES_VARIABLE = "RL_LAB_STRICT_METRIC_NAMES"
+
+
+class MetricLogger:
+    """Gathers metrics between rows and hands each row to every writer.
+
+    A row holds the mean of each metric over the window; names that end in `_max`, `_min` and `_total` hold
+    the largest, the smallest and the sum. A tensor handed to `add` must not be written to afterwards: what
+    replays a CUDA graph clones its metrics first.
+
+    strict_names refuses names that names.py does not list; None asks the environment variable
+    RL_LAB_STRICT_METRIC_NAMES, which tests set to 1. A user's own workflow may log names of its own.
+    """
+
+    def __init__(self, writers: Sequence[Writer], *, strict_names: bool | None = None) -> None:
+        names = [writer.name for writer in writers]
+        assert len(set(names)) == len(names), f"writers need different names to be restored: {names}"
+        self.writers = tuple(writers)
+        self.strict_names = os.environ.get(STRICT_NAMES_VARIABLE) == "1" if strict_names is None else strict_names
+        self.last_non_finite: tuple[str, ...] = ()  # metrics of the newest row that are NaN or infinite
+        self._numbers: dict[str, list[float]] = {}
+        self._tensors: dict[str, list[Tensor]] = {}  # 0-d tensors, and 1-d tensors of scalars already packed
+        self._known_names: set[str] = set()
+
+    def add(self, metrics: Metrics) -> None:
+        """Take numbers and detached scalar tensors into the window; never waits for a device."""
+        for name, value in metrics.items():
+            if name not in self._known_names:
+                self._check_name(name)
+            if isinstance(value, Tensor):
+                assert value.dim() == 0, f"metric '{name}' has shape {tuple(value.shape)}, not one number"
+                assert not value.requires_grad, f"metric '{name}' still holds its graph: detach it"
+                tensors = self._tensors.setdefault(name, [])
+                tensors.append(value)
+                if len(tensors) >= PACK_LENGTH:
+                    self._tensors[name] = [torch.cat(vectors) for vectors in _by_device(_as_vectors(tensors))]
+            else:
+                self._numbers.setdefault(name, []).append(float(value))
+
+    def write(self, counts: Counts, *, wall_s: float, values: Metrics | None = None) -> Row:
+        """Form one row from the window and from `values` (taken as they are), write it, and begin a new window."""
+        values = values or {}
+        doubled = sorted(values.keys() & (self._numbers.keys() | self._tensors.keys()))
+        assert not doubled, f"metrics {doubled} were both added to the window and given to write"
+        for name in values:
+            self._check_name(name)
+        given = {name: [value.detach()] for name, value in values.items() if isinstance(value, Tensor)}
+        read = _read({**self._tensors, **given})
+        metrics: Row = {name: read.pop(name)[0] for name in given}
+        metrics.update((name, _plain_number(value)) for name, value in values.items() if name not in given)
+        metrics.update((name, _reduce(name, numbers)) for name, numbers in _joined(self._numbers, read).items())
+        self._numbers, self._tensors = {}, {}
+        row: Row = {**counts.as_dict(), "wall_s": float(wall_s)}
+        row.update((name, metrics[name]) for name in sorted(metrics))
+        self.last_non_finite = tuple(name for name in row if not math.isfinite(row[name]))
+        for writer in self.writers:
+            writer.write(row)
+        return row
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """Show a sentence on the writers that show text."""
+        for writer in self.writers:
+            writer.message(text, level)
+
+    def get_state(self) -> StateTree:
+        """The unwritten window, exact to the bit, and where each writer stands."""
+        # The window itself becomes numbers, so that this run and one resumed from here go on alike.
+        self._numbers, self._tensors = _joined(self._numbers, _read(self._tensors)), {}
+        return {
+            "window": pack_series(self._numbers),
+            "writers": {writer.name: writer.get_state() for writer in self.writers},
+        }
+
+    def set_state(self, state: StateTree) -> None:
+        """Go back to a saved window. A writer that was not there when the state was saved starts afresh."""
+        self._numbers, self._tensors = unpack_series(state["window"]), {}
+        self.last_non_finite = ()
+        for writer in self.writers:
+            if writer.name in state["writers"]:
+                writer.set_state(state["writers"][writer.name])
+
+    def restart(self) -> None:
+        """Begin anew: rows that an earlier process wrote without ever saving a checkpoint vanish."""
+        self._numbers, self._tensors = {}, {}
+        for writer in self.writers:
+            writer.restart()
+
+    def flush(self) -> None:
+        for writer in self.writers:
+            writer.flush()
+
+    def close(self) -> None:
+        """Close every writer, even where closing an earlier one fails."""
+        with ExitStack() as stack:
+            for writer in reversed(self.writers):
+                stack.callback(writer.close)
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._known_names:
+            check_name(name, strict=self.strict_names)
+            self._known_names.add(name)
+
+
+def _plain_number(value: Any) -> float | int:
+    """A Python number: whole numbers stay whole, numpy's scalars lose their type."""
+    number = value.item() if hasattr(value, "item") else value
+    return int(number) if isinstance(number, int) else float(number)
+
+
+def _reduce(name: str, values: list[float]) -> float:
+    if name.endswith(("_max", "_min")):
+        if any(value != value for value in values):
+            return math.nan
+        return max(values) if name.endswith("_max") else min(values)
+    total = _exact_sum(values)
+    return total if name.endswith("_total") else total / len(values)
+
+
+def _exact_sum(values: list[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # beyond the largest float, or infinities of both signs
+        return float(sum(values))
+
+
+def _joined(first: Mapping[str, list[float]], second: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    names = dict.fromkeys([*first, *second])
+    return {name: [*first.get(name, ()), *second.get(name, ())] for name in names}
+
+
+def _as_vectors(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Runs of like tensors as one vector each, wide enough to hold every float and counter exactly."""
+    for (device, _, dimensions), run in groupby(tensors, key=lambda each: (each.device, each.dtype, each.dim())):
+        join = torch.stack if dimensions == 0 else torch.cat
+        yield join(list(run)).to(torch.float32 if device.type == "mps" else torch.float64)  # MPS has no float64
+
+
+def _by_device(vectors: Iterator[Tensor]) -> Iterator[list[Tensor]]:
+    for _, run in groupby(vectors, key=lambda vector: vector.device):
+        yield list(run)
+
+
+def _read(tensors: Mapping[str, list[Tensor]]) -> dict[str, list[float]]:
+    """Every tensor as Python floats, with one copy from each device."""
+    vectors = [(name, vector) for name, column in tensors.items() for vector in _as_vectors(column)]
+    numbers: dict[str, list[float]] = {name: [] for name in tensors}
+    for device in dict.fromkeys(vector.device for _, vector in vectors):
+        here = [(name, vector) for name, vector in vectors if vector.device == device]
+        flat: list[float] = torch.cat([vector for _, vector in here]).tolist()
+        start = 0
+        for name, vector in here:
+            numbers[name] += flat[start : start + len(vector)]
+            start += len(vector)
+    return numbers

@@ -1,0 +1,71 @@
+"""How busy the machine is: CPU, memory and GPU, sampled rarely enough to cost nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from rl_lab.types import Metrics
+
+GIB = 2**30
+COST_LIMIT = 0.002  # share of wall-clock that sampling may take
+
+
+class SystemUsage:
+    """`sample` may be called for every row; it measures at most every `interval_s` and repeats itself in between."""
+
+    def __init__(self, *, interval_s: float = 5.0, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.interval_s = interval_s
+        self._clock = clock
+        self._due_at = clock()
+        self._newest: Metrics = {}
+        _cpu_percent()  # the first answer covers no time; the next one counts from here
+
+    def sample(self) -> Metrics:
+        """The newest `system/*` metrics. GPU figures come only once torch uses a GPU."""
+        begin = self._clock()
+        if begin >= self._due_at:
+            self._newest = {"system/cpu_percent": _cpu_percent(), "system/ram_gib": _resident_gib(), **_gpu_usage()}
+            end = self._clock()
+            self._due_at = end + max(self.interval_s, (end - begin) / COST_LIMIT)
+        return dict(self._newest)
+
+
+def _cpu_percent() -> float:
+    import psutil
+
+    return float(psutil.cpu_percent(interval=None))
+
+
+def _resident_gib() -> float:
+    import psutil
+
+    process = psutil.Process()
+    resident = process.memory_info().rss
+    for child in process.children(recursive=True):
+        try:
+            resident += child.memory_info().rss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):  # ended since it was listed, or not ours to read
+            continue
+    return float(resident / GIB)
+
+
+def _gpu_usage() -> Metrics:
+    """Nothing before torch itself has begun to use a GPU: asking would take memory on it."""
+    if not torch.cuda.is_initialized():
+        return {}
+    reserved = sum(torch.cuda.memory_reserved(index) for index in range(torch.cuda.device_count()))
+    return {"system/gpu_memory_gib": reserved / GIB, **_gpu_percent()}
+
+
+def _gpu_percent() -> Metrics:
+    try:
+        import pynvml
+    except ImportError:  # nvidia-ml-py is optional
+        return {}
+    try:
+        return {"system/gpu_percent": float(torch.cuda.utilization())}
+    except (pynvml.NVMLError, RuntimeError):  # no driver access, as inside some containers and MIG slices
+        return {}

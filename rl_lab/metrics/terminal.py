@@ -1,0 +1,215 @@
+"""A run on the terminal: a live panel for a person, plain lines for a file, or silence."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from rl_lab.metrics.formatting import format_duration, format_number
+from rl_lab.metrics.view import EVALUATION_RETURN, RunView
+from rl_lab.metrics.writers import Level, Row
+from rl_lab.types import ConfigError, StateTree, did_you_mean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+MODES = ("auto", "live", "plain", "quiet")
+PLAIN_COLUMNS = {
+    "collect/episode_return_mean": "return",
+    EVALUATION_RETURN: "eval",
+    "collect/episode_length_mean": "length",
+    "controller/entropy": "entropy",
+    "controller/approx_kl": "KL",
+}
+
+
+class LiveDisplay:
+    """A writer for people.
+
+    live   a panel, drawn by whoever calls (no thread), at most four times a second and for at most 1 % of the time
+    plain  one aligned line per row, at most every two seconds, and always the last
+    quiet  nothing
+    auto   live on a terminal, plain elsewhere
+    """
+
+    name = "terminal"
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        total: int | None = None,
+        mode: str = "auto",
+        stream: IO[str] | None = None,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        frame_interval_s: float = 0.25,
+        line_interval_s: float = 2.0,
+        cost_limit: float = 0.01,
+    ) -> None:
+        """total is the run's agent steps, where known; console (for live) and stream (for plain) default to stdout."""
+        if mode not in MODES:
+            raise ConfigError(f"Display mode '{mode}' is unknown: write {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+        self.view = RunView(title=title, total=total)
+        self._stream = stream or (console.file if console is not None else sys.stdout)
+        self.mode = ("live" if _is_terminal(self._stream) else "plain") if mode == "auto" else mode
+        self._console = console
+        self._live: Live | None = None
+        self._clock = clock
+        self._interval_s = frame_interval_s if self.mode == "live" else line_interval_s
+        self._cost_limit = cost_limit
+        self._due_at = clock()
+        self._has_news = False
+        self._is_closed = False
+
+    # --- what the run reports
+
+    def write(self, row: Row) -> None:
+        self.view.take(row)
+        self._has_news = True
+        self._show_if_due()
+
+    def update_progress(self, fraction: float, phase_name: str, phase_index: int, phase_count: int) -> None:
+        """fraction is of the current phase; phase_index counts from 0. Cheap enough for every cycle."""
+        view = self.view
+        view.phase_fraction, view.phase_name = fraction, phase_name
+        view.phase_index, view.phase_count = phase_index, phase_count
+        if self.mode == "live":  # a plain line waits for numbers
+            self._has_news = True
+            self._show_if_due()
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """The panel keeps the last few; plain lines print each at once."""
+        self.view.messages.append((level, text))
+        if self.mode == "plain" or (self.mode == "live" and self._is_closed):
+            self._print(text if level == "info" else f"{level}: {text}")
+        elif self.mode == "live":
+            self._has_news = True
+            self._show_if_due()
+
+    def get_state(self) -> StateTree:
+        return self.view.get_state()
+
+    def set_state(self, state: StateTree) -> None:
+        self.view.set_state(state)
+
+    def restart(self) -> None:
+        """A display that has shown nothing has nothing to forget."""
+
+    def flush(self) -> None:
+        """Show what is new, due or not."""
+        if self._has_news and not self._is_closed:
+            self._show()
+
+    def close(self) -> None:
+        """Show the last row and give the terminal back. The view stays for `summary` and `export_svg`."""
+        self.flush()
+        self._is_closed = True
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    # --- the end of a run
+
+    def summary(
+        self,
+        *,
+        agent_steps: int,
+        seconds: float,
+        score: float | None = None,
+        paths: Mapping[str, Path] | None = None,
+        commands: Mapping[str, str] | None = None,
+        title: str = "Finished",
+    ) -> None:
+        """Close the display, then say what the run did, where its files lie, and what to type next.
+
+        paths and commands are label -> path and label -> command line, in the order to show them.
+        """
+        self.close()
+        facts = {"agent steps": f"{agent_steps:,}", "time": f"{format_duration(seconds)} ({seconds:,.1f} s)"}
+        if score is not None:
+            facts["evaluation score"] = f"{score:,.2f}"
+        paths, commands = paths or {}, commands or {}
+        if self.mode == "live":
+            from rl_lab.metrics.panel import render_summary
+
+            self._rich_console().print(render_summary(title, facts, paths, commands))
+        elif self.mode == "plain":
+            lines = {**facts, **{label: str(path) for label, path in paths.items()}, **commands}
+            width = max(len(label) for label in lines)
+            self._print("\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines.items())]))
+
+    def export_svg(self, path: Path, *, width: int = 100) -> None:
+        """The panel as it stands now, as a picture that asks no other host for its fonts. Works in every mode."""
+        from rich.console import Console
+
+        from rl_lab.metrics.panel import render_panel
+
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            console = Console(record=True, width=width, file=nowhere, force_terminal=True, color_system="truecolor")
+            console.print(render_panel(self.view, height=60))
+            picture = console.export_svg(title=self.view.title, unique_id="rl-lab")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.DOTALL), encoding="utf-8")
+
+    # --- showing
+
+    def _show_if_due(self) -> None:
+        if self._clock() >= self._due_at and not self._is_closed:
+            self._show()
+
+    def _show(self) -> None:
+        begin = self._clock()
+        if self.mode == "live":
+            self._draw()
+        elif self.mode == "plain":
+            self._print(plain_line(self.view))
+        self._has_news = False
+        end = self._clock()
+        # A frame that took 10 ms is followed by a second of rest: slow terminals get fewer frames, not slower runs.
+        self._due_at = begin + max(self._interval_s, (end - begin) / self._cost_limit)
+
+    def _draw(self) -> None:
+        from rich.live import Live
+
+        from rl_lab.metrics.panel import render_panel
+
+        console = self._rich_console()
+        if self._live is None:
+            self._live = Live(console=console, auto_refresh=False)
+            self._live.start()
+        self._live.update(render_panel(self.view, height=console.size.height), refresh=True)
+
+    def _rich_console(self) -> Console:
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(file=self._stream, force_terminal=True)
+        return self._console
+
+    def _print(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+def plain_line(view: RunView) -> str:
+    """One line whose columns stay in place from row to row."""
+    phase = f"{view.phase_name:<12}  " if view.phase_count > 1 else ""
+    rate = view.agent_steps_per_second
+    columns = [
+        f"{view.run_fraction:>6.1%}  {phase}{view.latest.get('agent_steps', 0):>11,} steps",
+        f"{format_number(None if rate is None else round(rate)):>9}/s",
+        *(f"{label} {format_number(view.latest.get(name)):>8}" for name, label in PLAIN_COLUMNS.items()),
+        f"ETA {format_duration(view.eta_s):>8}",
+    ]
+    return "  ".join(columns)
+
+
+def _is_terminal(stream: IO[str]) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"

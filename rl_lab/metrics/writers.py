@@ -1,0 +1,329 @@
+"""Where rows go: a JSON line each, TensorBoard events, or nowhere."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Any, Literal, NamedTuple, Protocol
+
+from rl_lab.types import MissingExtraError, RLLabError, RunError, StateTree
+
+Row = dict[str, float | int]
+"""env_frames, agent_steps, episodes, updates, wall_s, then the metrics by name. NaN and infinities may occur."""
+
+Level = Literal["info", "warning", "error"]
+
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+LARGEST_FLOAT32 = 3.4028234663852886e38
+
+
+class Writer(Protocol):
+    """Takes rows and sentences. `name` is the key of its state in a checkpoint."""
+
+    name: str
+
+    def write(self, row: Row) -> None: ...
+    def message(self, text: str, level: Level) -> None: ...
+    def get_state(self) -> StateTree: ...
+    def set_state(self, state: StateTree) -> None: ...
+    def restart(self) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class NullWriter:
+    """Takes everything and keeps nothing."""
+
+    name = "null"
+
+    def write(self, row: Row) -> None:
+        pass
+
+    def message(self, text: str, level: Level) -> None:
+        pass
+
+    def get_state(self) -> StateTree:
+        return {}
+
+    def set_state(self, state: StateTree) -> None:
+        pass
+
+    def restart(self) -> None:
+        """Forget everything: the run begins anew in the same place."""
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class JsonlWriter(NullWriter):
+    """One JSON object per line, floats exact, each line with the operating system before `write` returns.
+
+    A file that exists is continued; `set_state` cuts it back to where a checkpoint stood.
+    """
+
+    name = "jsonl"
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._file: AppendFile | None = None
+
+    def write(self, row: Row) -> None:
+        self._open().append(encode_row(row).encode() + b"\n")
+
+    def get_state(self) -> StateTree:
+        """Rows up to here are on the disk itself once this returns."""
+        file = self._open()
+        file.sync()
+        return {"bytes": file.size}
+
+    def set_state(self, state: StateTree) -> None:
+        """Rows written after the checkpoint vanish; the resumed run writes them again."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < state["bytes"]:
+            raise RunError(
+                f"{self.path} holds {size} bytes, but the checkpoint was saved when it held {state['bytes']}: rows are "
+                "missing. Put the file back from a copy, or begin a new run from this checkpoint with mode=warm_start."
+            )
+        self._open().truncate(state["bytes"])
+
+    def restart(self) -> None:
+        self.set_state({"bytes": 0})
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> AppendFile:
+        if self._file is None:
+            self._file = AppendFile(self.path)
+        return self._file
+
+
+def encode_row(row: Row) -> str:
+    """Valid JSON whatever the numbers: NaN and infinities become null, and `non_finite` lists their names."""
+    non_finite = [name for name, value in row.items() if not math.isfinite(value)]
+    if not non_finite:
+        return json.dumps(row, allow_nan=False)
+    safe: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    return json.dumps({**safe, "non_finite": non_finite}, allow_nan=False)
+
+
+class AppendFile:
+    """A file that only grows by whole records: a record that does not fit on the disk leaves no trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise self._explained(error) from error
+        self.size = os.fstat(self._descriptor).st_size
+
+    def append(self, record: bytes) -> None:
+        """Write one record with no buffer in between."""
+        written = 0
+        try:
+            while written < len(record):  # a nearly full disk takes a part first
+                written += os.write(self._descriptor, record[written:])
+        except OSError as error:
+            if written:
+                os.ftruncate(self._descriptor, self.size)
+            raise self._explained(error) from error
+        self.size += written
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        self.size = size
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _explained(self, error: OSError) -> RunError:
+        if error.errno in FULL_DISK_ERRORS:
+            return RunError(
+                f"The disk is full: no room for the next record of {self.path}. Free some space, then resume the run; "
+                "its last checkpoint is intact."
+            )
+        return RunError(f"Cannot write {self.path}: {error.strerror}. Mend that, then resume the run.")
+
+
+class TextLogWriter(NullWriter):
+    """run.log: every sentence the run said, with the time and how grave it is."""
+
+    name = "text_log"
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._file: AppendFile | None = None
+
+    def message(self, text: str, level: Level) -> None:
+        if self._file is None:
+            self._file = AppendFile(self.path)
+        self._file.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level:<7} {text}\n".encode())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _Points(NamedTuple):
+    """One row on its way to TensorBoard."""
+
+    wall_time: float  # seconds since 1970
+    row: Row
+
+
+class _Purge(NamedTuple):
+    """The mark that makes TensorBoard drop earlier points from these agent steps on."""
+
+    from_agent_steps: int
+
+
+class TensorBoardWriter(NullWriter):
+    """Scalars over agent steps, written by a thread so that neither the import nor the encoding delays the run.
+
+    Each process writes one event file; after `set_state` the points behind the checkpoint are marked as dropped.
+    Rows wait in a queue: one still in it when the process is killed is missing here and nowhere else.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, directory: Path, *, patience_s: float = 10.0) -> None:
+        """patience_s bounds how long `flush` and `close` wait for the thread."""
+        if find_spec("tensorboard") is None:
+            raise MissingExtraError(
+                "TensorBoard events need the package 'tensorboard', which is not installed: "
+                "run `pip install tensorboard`, or leave the TensorBoard writer out of the config."
+            )
+        self.directory = Path(directory)
+        self.patience_s = patience_s
+        self._last_agent_steps = -1
+        self._queue: SimpleQueue[_Points | _Purge | Event | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._error: RLLabError | None = None  # found by the thread, raised once by the next call
+        self._has_failed = False
+
+    def write(self, row: Row) -> None:
+        self._raise_error()
+        self._last_agent_steps = int(row["agent_steps"])
+        if self._has_failed:
+            return
+        self._queue.put(_Points(time.time(), dict(row)))
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name="tensorboard-writer", daemon=True)
+            self._thread.start()
+
+    def get_state(self) -> StateTree:
+        return {"agent_steps": self._last_agent_steps}
+
+    def set_state(self, state: StateTree) -> None:
+        """Points after the checkpoint vanish; the resumed run writes them again."""
+        self._last_agent_steps = state["agent_steps"]
+        self._queue.put(_Purge(state["agent_steps"] + 1))
+
+    def restart(self) -> None:
+        self.set_state({"agent_steps": -1})
+
+    def flush(self) -> None:
+        """Wait, within bounds, until every row so far is in the file."""
+        if self._thread is not None:
+            reached = Event()
+            self._queue.put(reached)
+            reached.wait(self.patience_s)
+        self._raise_error()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(self.patience_s)
+            self._thread = None
+        self._raise_error()
+
+    def _work(self) -> None:
+        try:
+            events = _EventFile(self.directory)
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, Event):
+                    item.set()
+                else:
+                    events.append(item)
+            events.close()
+        except RLLabError as error:
+            self._error, self._has_failed = error, True
+            while (item := self._queue.get()) is not None:  # nobody may wait for a thread that gave up
+                if isinstance(item, Event):
+                    item.set()
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+class _EventFile:
+    """One TensorBoard event file. Lives in the writer's thread, where importing tensorboard keeps nobody waiting."""
+
+    def __init__(self, directory: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as EventMessage
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._session_log, self._summary = EventMessage, SessionLog, Summary
+        self._file = AppendFile(next_event_path(directory))
+        self._records = RecordWriter(self)
+        self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))  # what readers know how to purge
+
+    def append(self, item: _Points | _Purge) -> None:
+        if isinstance(item, _Purge):
+            start = self._session_log(status=self._session_log.START)
+            self._append(self._event(wall_time=time.time(), step=item.from_agent_steps, session_log=start))
+            return
+        values = [
+            self._summary.Value(tag=name if "/" in name else f"counters/{name}", simple_value=_as_float32(value))
+            for name, value in item.row.items()
+            if name != "agent_steps"  # the x axis
+        ]
+        step = int(item.row["agent_steps"])
+        self._append(self._event(wall_time=item.wall_time, step=step, summary=self._summary(value=values)))
+
+    def write(self, record: bytes) -> None:
+        """What the record writer calls with a framed record."""
+        self._file.append(record)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+
+def next_event_path(directory: Path) -> Path:
+    """A name that sorts after every event file there is: TensorBoard reads files in that order, clock or no clock."""
+    begun = [path.name.split(".")[3] for path in directory.glob("events.out.tfevents.*")]
+    seconds = max([int(time.time()), *(int(text) + 1 for text in begun if text.isdecimal())])
+    return directory / f"events.out.tfevents.{seconds:010d}.rl_lab"
+
+
+def _as_float32(value: float | int) -> float:
+    """TensorBoard keeps float32; what does not fit is shown as infinite."""
+    return math.copysign(math.inf, value) if abs(value) > LARGEST_FLOAT32 else float(value)

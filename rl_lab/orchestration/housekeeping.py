@@ -1,0 +1,204 @@
+"""Between cycles: evaluate, log, judge the stop rules, save; each when due.
+
+Everything written to metrics.jsonl is reproducible to the bit but for `wall_s`, `time/` and `system/`: only
+checkpoints may follow the clock, and saving one changes nothing that a run computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rl_lab.metrics.logger import MetricLogger
+from rl_lab.orchestration.cadence import Cadence, DueMarks
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+from rl_lab.orchestration.stopping import StopRules, Stopping
+from rl_lab.types import CollectResult, Counts, Metrics, RunError, StateTree
+from rl_lab.utils.timing import Stopwatch
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """How often, from when on, and how many episodes."""
+
+    cadence: Cadence = field(default_factory=Cadence)
+    warmup_steps: int = 0  # agent steps before the first evaluation
+    episodes: int = 10
+    final_episodes: int = 100  # after the last phase; 0: no final evaluation
+
+
+class SaveCheckpoint(Protocol):
+    def __call__(self, *, counts: Counts, score: float | None, is_best: bool) -> object: ...
+
+
+class Progress(Protocol):
+    def update_progress(self, fraction: float, phase_name: str, phase_index: int, phase_count: int) -> None: ...
+
+
+class Housekeeping:
+    """Everything around the loop that is not learning."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: PhaseScheduler,
+        logger: MetricLogger,
+        evaluate: Callable[..., Metrics],
+        save_checkpoint: SaveCheckpoint,
+        usage: Callable[[float], Metrics],
+        display: Progress,
+        stopwatch: Stopwatch,
+        log_cadence: Cadence,
+        checkpoint_cadence: Cadence,
+        evaluation: EvaluationPlan,
+        stop_rules: StopRules,
+        on_save: Callable[[Housekeeping], None] = lambda housekeeping: None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.logger = logger
+        self._evaluate = evaluate
+        self._save_checkpoint = save_checkpoint
+        self._usage = usage
+        self._display = display
+        self.stopwatch = stopwatch
+        self.evaluation = evaluation
+        self.stopping = Stopping(stop_rules)
+        self._on_save = on_save
+        self._marks = {
+            "log": DueMarks(log_cadence),
+            "checkpoint": DueMarks(checkpoint_cadence),
+            "evaluation": DueMarks(evaluation.cadence),
+        }
+        self._latest: Metrics = {}  # newest statistics of finished episodes
+        self._evaluated: Metrics = {}  # evaluation results not yet written
+        self.best_score: float | None = None
+        self.last_score: float | None = None
+        self.evaluations_done = 0
+        self._earlier_wall_s = 0.0  # of the processes before this one
+        self._is_final = False
+        self._is_best_unsaved = False
+
+    @property
+    def counts(self) -> Counts:
+        return self.scheduler.run_counts
+
+    @property
+    def wall_s(self) -> float:
+        return self._earlier_wall_s + self.stopwatch.elapsed()
+
+    # --- told by the loop ---
+
+    def collected(self, result: CollectResult) -> None:
+        self._latest.update(result.metrics)
+
+    def updated(self, metrics: Metrics) -> None:
+        self.logger.add(metrics)
+
+    def after_cycle(self, *, phase_ended: bool) -> str | None:
+        """Do what is due; a sentence when a stop rule ends the run."""
+        counts, session_s = self.counts, self.stopwatch.elapsed()
+        if counts.agent_steps >= self.evaluation.warmup_steps and self._marks["evaluation"].due(counts, session_s):
+            self.evaluate()
+        is_log_due = self._marks["log"].due(counts, session_s)
+        reason = self.stopping.reason(
+            counts,
+            wall_s=self.wall_s,
+            episode_return=self._latest.get("collect/episode_return_mean"),
+            eval_return=self._evaluated.get("eval/episode_return_mean"),
+        )
+        if is_log_due or self._evaluated or phase_ended:
+            self.write_row()
+        is_save_due = self._marks["checkpoint"].due(counts, session_s)
+        if (is_save_due or self._is_best_unsaved) and reason is None:
+            self.save()
+        return reason
+
+    def evaluate(self) -> None:
+        """Evaluate and remember the best; it is saved at the end of the cycle, where a run can be continued."""
+        episodes = self.evaluation.episodes
+        with self.stopwatch.section("evaluation"):
+            self._evaluated = dict(self._evaluate(episodes=episodes))
+        self.evaluations_done += 1
+        score = self._evaluated.get("eval/episode_return_mean")
+        if score is not None:
+            self.stopping.evaluated(score)
+            self._judge(score)
+
+    def write_row(self) -> None:
+        with self.stopwatch.section("logging"):
+            finished = self.scheduler.finished
+            values: Metrics = {
+                **self._latest,
+                **self._evaluated,
+                "train/phase_index": min(self.scheduler.index, len(self.scheduler.phases) - 1),
+                "train/phase_fraction": 1.0 if finished else self.scheduler.fraction(),
+                **self._usage(self.scheduler.run_fraction()),
+            }
+            self._evaluated = {}
+            self.show_progress()
+            self.logger.write(self.counts, wall_s=self.wall_s, values=values)
+        broken = [name for name in self.logger.last_non_finite if name.startswith("loss/") or name == "train/grad_norm"]
+        if broken:
+            raise RunError(
+                f"{broken[0]} is not finite at {self.counts.agent_steps:,} agent steps, so learning stopped; the last "
+                "checkpoint is from before. Try a smaller learning rate or `optimizers.controller.max_grad_norm`."
+            )
+
+    def show_progress(self) -> None:
+        index = min(self.scheduler.index, len(self.scheduler.phases) - 1)
+        name, count = self.scheduler.phases[index].name, len(self.scheduler.phases)
+        fraction = 1.0 if self.scheduler.finished else self.scheduler.fraction()
+        self._display.update_progress(fraction, name, index, count)
+
+    def save(self) -> None:
+        """Save a checkpoint now; only between cycles."""
+        is_best, self._is_best_unsaved = self._is_best_unsaved, False
+        with self.stopwatch.section("checkpoint"):
+            self._save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
+            self._on_save(self)
+
+    def finish(self, reason: str | None) -> None:
+        """The last evaluation, row and checkpoint; once per run, even when this part is interrupted and resumed."""
+        if self._is_final:
+            return
+        if reason is not None:
+            self.logger.message(f"Stopped: {reason}.", "info")
+        if self.evaluation.final_episodes > 0:
+            with self.stopwatch.section("evaluation"):
+                self._evaluated = dict(self._evaluate(episodes=self.evaluation.final_episodes))
+            score = self._evaluated.get("eval/episode_return_mean")
+            if score is not None:
+                self._judge(score)
+            self.write_row()
+        self._is_final = True
+        self.save()
+
+    def _judge(self, score: float) -> None:
+        self.last_score = score
+        if self.best_score is None or score > self.best_score:
+            self.best_score, self._is_best_unsaved = score, True
+
+    def get_state(self) -> StateTree:
+        return {
+            "marks": {name: marks.get_state() for name, marks in self._marks.items()},
+            "latest": dict(self._latest),
+            "evaluated": dict(self._evaluated),
+            "best_score": self.best_score,
+            "last_score": self.last_score,
+            "evaluations_done": self.evaluations_done,
+            "stopping": self.stopping.get_state(),
+            "wall_s": self.wall_s,
+            "is_final": self._is_final,
+        }
+
+    def set_state(self, state: StateTree) -> None:
+        for name, marks in self._marks.items():
+            marks.set_state(state["marks"][name])
+        self._latest, self._evaluated = dict(state["latest"]), dict(state["evaluated"])
+        self.best_score, self.last_score = state["best_score"], state["last_score"]
+        self.evaluations_done = state["evaluations_done"]
+        self.stopping.set_state(state["stopping"])
+        self._earlier_wall_s = state["wall_s"]
+        self._is_final = state["is_final"]
+

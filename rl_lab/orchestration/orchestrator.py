@@ -1,0 +1,102 @@
+"""The loop: collect, update, keep house, until the phases end. It knows no algorithm.
+
+    cycle of a phase   online      collect -> as many update passes as are due
+                       offline     one update pass
+                       eval_only   one evaluation
+    update pass        one batch, sampled once, through every update hook of the phase in order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from rl_lab.buffers.base import Buffer
+from rl_lab.orchestration.housekeeping import Housekeeping
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+from rl_lab.types import ConfigError, Phase, did_you_mean
+from rl_lab.utils.timing import Stopwatch
+from rl_lab.workflows.base import Workflow
+
+Outcome = Literal["finished", "stopped", "interrupted"]
+
+
+class Orchestrator:
+    """Owns the loop. Every part is handed in, so that a test can hand in others."""
+
+    def __init__(
+        self,
+        *,
+        workflow: Workflow,
+        scheduler: PhaseScheduler,
+        buffers: Mapping[str, Buffer],
+        housekeeping: Housekeeping,
+        stopwatch: Stopwatch,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.workflow = workflow
+        self.scheduler = scheduler
+        self.buffers = buffers
+        self.housekeeping = housekeeping
+        self.stopwatch = stopwatch
+        self.interrupted = interrupted
+        for phase in scheduler.phases:
+            self._check_phase(phase)
+
+    def run(self) -> Outcome:
+        """Run every phase to its end, or until a stop rule or an interruption says so."""
+        entered = -1
+        while not self.scheduler.finished:
+            if entered != self.scheduler.index:
+                entered = self.scheduler.index
+                self.workflow.enter_phase(self.scheduler.current())
+            self._cycle(self.scheduler.current())
+            phase_ended = self.scheduler.end_cycle()
+            reason = self.housekeeping.after_cycle(phase_ended=phase_ended)
+            if reason is not None:
+                self.housekeeping.finish(reason)
+                return "stopped"
+            if self.interrupted() and not self.scheduler.finished:
+                self.housekeeping.save()
+                return "interrupted"
+        self.housekeeping.finish(None)
+        return "finished"
+
+    def _cycle(self, phase: Phase) -> None:
+        if phase.type == "eval_only":
+            self.housekeeping.evaluate()
+            return
+        if phase.type == "online":
+            result = self.workflow.collect_step(self.scheduler.cycles, phase=phase)
+            self.scheduler.report(result.counts)
+            self.housekeeping.collected(result)
+        for _ in range(self.scheduler.passes_due()):
+            if not self._update_pass(phase.buffer):
+                break
+
+    def _update_pass(self, buffer_name: str) -> bool:
+        """One batch through every update hook; False when the buffer has none to give yet."""
+        buffer = self.buffers[buffer_name]
+        phase = self.scheduler.current()
+        if not buffer.ready():
+            if phase.type == "offline":
+                raise ConfigError(
+                    f"Phase '{phase.name}' is offline, but buffer '{buffer_name}' holds no batch: "
+                    "collect into it in an earlier online phase, or load a dataset into it."
+                )
+            self.scheduler.pass_skipped()
+            return False
+        with self.stopwatch.section("update"):
+            batch = buffer.sample()
+            for hook in phase.workflow_hooks:
+                self.housekeeping.updated(getattr(self.workflow, hook)(batch, phase=phase))
+        self.scheduler.pass_done()
+        return True
+
+    def _check_phase(self, phase: Phase) -> None:
+        if phase.buffer not in self.buffers:
+            raise ConfigError(
+                f"Phase '{phase.name}' uses the buffer '{phase.buffer}', which is not configured."
+                f"{did_you_mean(phase.buffer, self.buffers)} There are: {', '.join(self.buffers)}."
+            )
+        self.workflow.check_phase(phase)

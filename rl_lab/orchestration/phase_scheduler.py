@@ -1,0 +1,152 @@
+"""Which hook next? A finite state machine over `training.phases`: pure Python, no tensors.
+
+It counts only what hooks report. A hook that could not run reports nothing and so counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from rl_lab.types import ConfigError, Counts, Phase, Progress, StateTree, did_you_mean
+
+DURATIONS = {"duration_steps": "agent_steps", "duration_updates": "updates", "duration_cycles": None}
+
+
+def make_phase(settings: dict[str, Any], *, place: str) -> Phase:
+    """A Phase from its YAML block; unknown keys, wrong values and phases without an end are refused."""
+    known = [field.name for field in fields(Phase) if field.name != "progress"]
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"{place}.{key} is unknown.{did_you_mean(key, known)} Allowed: {', '.join(known)}.")
+    if "name" not in settings:
+        raise ConfigError(f"{place} has no name: write `name: train`.")
+    listed = {key: tuple(settings[key]) for key in ("workflow_hooks", "freeze") if settings.get(key) is not None}
+    phase = Phase(**{**settings, **listed})
+    _check(phase, place)
+    return phase
+
+
+def _check(phase: Phase, place: str) -> None:
+    if phase.type not in ("online", "offline", "eval_only"):
+        raise ConfigError(
+            f"{place}.type is '{phase.type}'.{did_you_mean(phase.type, ['online', 'offline', 'eval_only'])} "
+            "Allowed: online, offline, eval_only."
+        )
+    chosen = [name for name in DURATIONS if getattr(phase, name) is not None]
+    if not chosen:
+        raise ConfigError(
+            f"Phase '{phase.name}' would never end: set duration_steps, duration_updates or duration_cycles."
+        )
+    if len(chosen) > 1:
+        raise ConfigError(f"Phase '{phase.name}' sets {' and '.join(chosen)}: keep the one that should end it.")
+    for name in chosen:
+        if not isinstance(getattr(phase, name), int) or getattr(phase, name) < 1:
+            raise ConfigError(f"{place}.{name} is {getattr(phase, name)!r}: write a whole number of at least 1.")
+    if phase.type == "online" and phase.collect_steps < 1:
+        raise ConfigError(
+            f"{place}.collect_steps is {phase.collect_steps}: an online phase collects at least 1 row per "
+            "environment and cycle (or write `type: offline`)."
+        )
+    if phase.type != "online" and phase.duration_steps is not None:
+        raise ConfigError(
+            f"Phase '{phase.name}' is {phase.type} and takes no agent steps, so duration_steps never ends it: "
+            "set duration_updates or duration_cycles."
+        )
+    if phase.duration_updates is not None and not phase.workflow_hooks:
+        raise ConfigError(f"Phase '{phase.name}' has no workflow_hooks, so duration_updates never ends it.")
+    if phase.updates_per_step is not None and phase.updates_per_step <= 0:
+        raise ConfigError(f"{place}.updates_per_step is {phase.updates_per_step}: write a number above 0, or null.")
+
+
+class PhaseScheduler:
+    """Walks the phases in order, adding up what is reported."""
+
+    def __init__(self, phases: Sequence[Phase]) -> None:
+        if not phases:
+            raise ConfigError("training.phases is empty: write at least one phase.")
+        names = [phase.name for phase in phases]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ConfigError(f"training.phases has two phases called '{sorted(twice)[0]}': names must differ.")
+        self.phases = tuple(phases)
+        self.index = 0
+        self.run_counts = Counts()
+        self.phase_counts = Counts()
+        self.cycles = 0
+        self.credit = 0.0  # update passes owed; the fraction survives a resume
+
+    @property
+    def finished(self) -> bool:
+        return self.index >= len(self.phases)
+
+    def current(self) -> Phase:
+        """The phase under way, with its progress."""
+        phase = self.phases[self.index]
+        progress = Progress(self.fraction(), self.run_counts, self.phase_counts, self.cycles)
+        return replace(phase, progress=progress)
+
+    def fraction(self) -> float:
+        """How much of the current phase is done, 0 to 1."""
+        phase = self.phases[self.index]
+        for name, unit in DURATIONS.items():
+            duration = getattr(phase, name)
+            if duration is not None:
+                done = self.cycles if unit is None else getattr(self.phase_counts, unit)
+                return min(1.0, done / duration)
+        raise AssertionError("a phase without a duration was let through")
+
+    def run_fraction(self) -> float:
+        """How much of the whole run is done, every phase weighing the same."""
+        return 1.0 if self.finished else (self.index + self.fraction()) / len(self.phases)
+
+    def report(self, counts: Counts) -> None:
+        """Add what a hook did."""
+        self.run_counts += counts
+        self.phase_counts += counts
+        ratio = self.phases[self.index].updates_per_step
+        if ratio is not None:
+            self.credit += counts.agent_steps * ratio
+
+    def passes_due(self) -> int:
+        """Update passes to run now: one per cycle, or what the train ratio owes."""
+        phase = self.phases[self.index]
+        if phase.type == "eval_only" or not phase.workflow_hooks:
+            return 0
+        due = 1 if phase.updates_per_step is None or phase.type == "offline" else int(self.credit)
+        if phase.duration_updates is not None:
+            due = min(due, phase.duration_updates - self.phase_counts.updates)
+        return due
+
+    def pass_done(self) -> None:
+        """One batch went through every update hook of the phase."""
+        self.report(Counts(updates=1))
+        if self.phases[self.index].updates_per_step is not None and self.phases[self.index].type == "online":
+            self.credit -= 1.0
+
+    def pass_skipped(self) -> None:
+        """The buffer had no batch to give: nothing is counted and nothing is owed for later."""
+        self.credit -= int(self.credit)
+
+    def end_cycle(self) -> bool:
+        """Close a collect-and-update round; True when that ended the phase."""
+        self.cycles += 1
+        if self.fraction() < 1.0:
+            return False
+        self.index += 1
+        self.phase_counts, self.cycles, self.credit = Counts(), 0, 0.0
+        return True
+
+    def get_state(self) -> StateTree:
+        return {
+            "index": self.index,
+            "run_counts": self.run_counts.as_dict(),
+            "phase_counts": self.phase_counts.as_dict(),
+            "cycles": self.cycles,
+            "credit": self.credit,
+        }
+
+    def set_state(self, state: StateTree) -> None:
+        self.index, self.cycles, self.credit = state["index"], state["cycles"], state["credit"]
+        self.run_counts, self.phase_counts = Counts(**state["run_counts"]), Counts(**state["phase_counts"])

@@ -1,0 +1,60 @@
+"""A trained policy for use outside training: give it what `env.reset()` or `env.step()` returned.
+
+    policy = rl_lab.load("@last")
+    observation, _ = env.reset()
+    policy.reset()
+    observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_lab.collection.collector import to_time_step
+from rl_lab.environments.recipe import Blueprint
+from rl_lab.types import EnvRows, EnvSpec
+from rl_lab.workflows.base import Workflow
+
+
+class Policy:
+    """Keeps the recurrent state and the normaliser of a workflow; acts deterministically unless asked otherwise.
+
+    Observations are those of the environment with the wrappers of its config. A leading axis more than the space
+    has means a batch: the answer then has that axis too.
+    """
+
+    def __init__(self, workflow: Workflow, blueprint: Blueprint, *, device: torch.device) -> None:
+        self.workflow = workflow
+        self.spec: EnvSpec = blueprint.spec
+        self._blueprint = blueprint
+        self._device = device
+        self.reset()
+
+    def reset(self) -> None:
+        """A new episode begins: forget what the last one left in memory."""
+        self._state: Any = None
+        self._is_first = True
+
+    def act(self, observation: Any, *, deterministic: bool = True) -> Any:
+        """The action the environment expects, for one observation or for a batch of them."""
+        converter = self._blueprint.observations
+        batch_size = converter.batch_size(observation)
+        if batch_size is None:
+            arrays = converter.allocate(1)
+            converter.write(observation, arrays, 0)
+        else:
+            arrays = converter.batch(observation, batch_size)
+        count = batch_size or 1
+        nothing = np.zeros(count, dtype=bool)
+        is_first = np.full(count, self._is_first)
+        rows = EnvRows(arrays, np.zeros(count, dtype=np.float32), is_first, nothing, nothing)
+        with torch.inference_mode():
+            mode = "eval" if deterministic else "train"
+            answer = self.workflow.act(to_time_step(rows, self._device), self._state, mode=mode)
+        self._state, self._is_first = answer.state, False
+        action = answer.action.cpu().numpy()
+        actions = self._blueprint.actions
+        return actions.rows(action)[0] if batch_size is None else actions.batch(action)

@@ -1,0 +1,303 @@
+"""Checkpoints that survive kill -9, power cuts, full disks and flipped bytes, and that cannot run code.
+
+    checkpoints/step_000000123456/   <section>.pt ...  manifest.json (counts, score, size and sha256 of each file)
+                latest -> step_000000123456
+                best   -> step_000000098304
+
+A checkpoint is written under a temporary name, flushed to the disk, and renamed: it exists whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_lab.runs.files import read_json, readable_disk_errors, sync_directory, write_durably
+from rl_lab.runs.manifest import CHECKPOINT_SCHEMA_VERSION, check_schema_version
+from rl_lab.types import ConfigError, RunError, StateTree
+from rl_lab.utils.tree import leaves_with_paths, map_leaves, numpy_to_tensors
+
+_NAME = re.compile(r"step_(\d{12,})(?:-r(\d+))?")
+_SECTION = re.compile(r"[A-Za-z0-9_]+")
+_PLAIN_LEAVES = (str, int, float, bool, type(None))
+
+# What torch.load raises for bytes that are no checkpoint of plain data; anything else is a bug of ours.
+_LOAD_ERRORS = (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+
+
+class DamagedCheckpoint(RunError):
+    """A checkpoint is incomplete, altered or not plain data; the message names the file and the reason."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"Checkpoint {path} is damaged: {reason}.")
+        self.path = path
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint in memory; tensors are on the CPU."""
+
+    path: Path
+    manifest: dict[str, Any]
+    state: dict[str, StateTree]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self.manifest["counts"])
+
+
+class CheckpointStore:
+    """The checkpoints of one run. Any number may read; the one that saves holds the run's lock."""
+
+    def __init__(self, directory: Path, *, keep_recent: int = 3) -> None:
+        if keep_recent < 1:
+            raise ConfigError(f"checkpoint.keep_recent is {keep_recent}; keep at least 1.")
+        self.directory = Path(directory)
+        self.keep_recent = keep_recent
+        self._swept = False
+
+    # --- saving --------------------------------------------------------------------------------
+
+    def save(
+        self,
+        state: Mapping[str, StateTree],
+        *,
+        agent_steps: int,
+        counts: Mapping[str, int],
+        score: float | None = None,
+        is_best: bool = False,
+    ) -> Path:
+        """Save every section of the state tree; when this returns, the checkpoint is on the disk.
+
+        On a full disk the half-written checkpoint is removed, earlier ones stay, and a RunError says so.
+        """
+        with readable_disk_errors(self.directory, run_id=self.directory.absolute().parent.name):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            path = self._unused_path(agent_steps)
+            temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+            try:
+                temporary.mkdir()
+                _write_sections(temporary, state, counts=counts, score=score)
+                os.rename(temporary, path)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)  # gone already, unless something failed
+            sync_directory(self.directory)
+            for link in ("latest", "best") if is_best else ("latest",):
+                self._point(link, path)
+            self._retire(agent_steps)
+        return path
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left half-written. Only a saver does: a reader could hit a living one."""
+        if not self._swept:
+            for leftover in self.directory.glob("*.tmp-*"):
+                remove = os.unlink if leftover.is_symlink() else shutil.rmtree
+                remove(leftover)
+            self._swept = True
+
+    def _unused_path(self, agent_steps: int) -> Path:
+        """A second save at the same count gets a `-r2` name, so that the first stays valid until the end."""
+        taken = [revision for steps, revision, _ in self._entries() if steps == agent_steps]
+        suffix = f"-r{max(taken) + 1}" if taken else ""
+        return self.directory / f"step_{agent_steps:012d}{suffix}"
+
+    def _point(self, link_name: str, path: Path) -> None:
+        link, temporary = self.directory / link_name, self.directory / f"{link_name}.tmp-{os.getpid()}"
+        if link.is_dir() and not link.is_symlink():
+            shutil.rmtree(link)  # a copy made by a tool that follows links; the new checkpoint is on disk already
+        os.symlink(path.name, temporary)
+        os.replace(temporary, link)
+
+    def _retire(self, agent_steps: int) -> None:
+        """Keep the newest few and whatever `latest` and `best` name; a newer save of one count replaces an older.
+
+        A run that went back to an earlier checkpoint finds later ones ahead of it: those neither count nor go.
+        """
+        entries = [entry for entry in self._entries() if entry[0] <= agent_steps]
+        newest_of_each_count = {steps: path for steps, _, path in reversed(entries)}
+        recent = sorted(newest_of_each_count, reverse=True)[: self.keep_recent]
+        kept = {newest_of_each_count[steps] for steps in recent} | {self._target("latest"), self._target("best")}
+        for _, _, path in entries:
+            if path not in kept:
+                doomed = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # never half-deleted under its own name
+                os.rename(path, doomed)
+                shutil.rmtree(doomed)
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def paths(self) -> list[Path]:
+        """Every checkpoint, newest (most agent steps) first."""
+        return [path for _, _, path in self._entries()]
+
+    def _entries(self) -> list[tuple[int, int, Path]]:
+        if not self.directory.is_dir():
+            return []
+        found = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
+        entries = [(int(match[1]), int(match[2] or 1), path) for match, path in found if match]
+        return sorted(entries, reverse=True)
+
+    def _target(self, link_name: str) -> Path | None:
+        """The checkpoint a link names, or None where the link is missing or dangling."""
+        link = self.directory / link_name
+        if not link.is_dir():
+            return None
+        return self.directory / os.readlink(link) if link.is_symlink() else link
+
+    def resolve(self, which: str | Path) -> Path:
+        """The directory of `latest`, `best`, a name such as `step_000000123456`, or a path."""
+        if which in ("latest", "best"):
+            others = self.paths()
+            linked = self._target(str(which))
+            if linked is not None:
+                return linked
+            if which == "latest" and others:  # a copy that left the links behind
+                return others[0]
+            cure = "no evaluation has chosen one yet, use 'latest'" if others else "the run has saved nothing yet"
+            raise RunError(f"{self.directory} has no '{which}' checkpoint: {cure}.")
+        for path in (self.directory / which, Path(which)):
+            if path.is_dir():
+                return path
+        names = ", ".join(path.name for path in self.paths()) or "none"
+        raise RunError(f"There is no checkpoint '{which}' in {self.directory}: use latest, best or one of: {names}.")
+
+    # --- loading -------------------------------------------------------------------------------
+
+    def load(self, which: str | Path = "latest", sections: Sequence[str] | None = None) -> Checkpoint:
+        """Load and verify a checkpoint, or only some sections of it. Never executes anything from the file."""
+        path = self.resolve(which)
+        manifest = _read_manifest(path)
+        files = manifest["sections"]
+        wanted = [f"{name}.pt" for name in sections] if sections is not None else list(files)
+        for file in wanted:
+            if file not in files:
+                has = ", ".join(sorted(name.removesuffix(".pt") for name in files))
+                raise RunError(f"Checkpoint {path} has no section '{file.removesuffix('.pt')}': it has {has}.")
+        state = {file.removesuffix(".pt"): _read_section(path, file, files) for file in wanted}
+        return Checkpoint(path, manifest, state)
+
+    def load_newest_valid(
+        self, report: Callable[[str], None], sections: Sequence[str] | None = None
+    ) -> Checkpoint | None:
+        """The newest checkpoint that is whole, or None when there is none at all.
+
+        `latest` comes first, then the others from the newest on. Each damaged one goes to `report` as a sentence.
+        """
+        latest = self._target("latest")
+        candidates = ([latest] if latest else []) + [path for path in self.paths() if path != latest]
+        damages: list[str] = []
+        for path in candidates:
+            try:
+                checkpoint = self.load(path.absolute(), sections)
+            except DamagedCheckpoint as damage:
+                damages.append(str(damage))
+                report(str(damage))
+                continue
+            if damages:
+                report(f"Going on from {path.name} instead ({len(damages)} damaged checkpoint(s) passed over).")
+            return checkpoint
+        if damages:
+            listing = "\n  ".join(damages)
+            raise RunError(
+                f"Every checkpoint in {self.directory} is damaged:\n  {listing}\nStart again with `rl-lab train`."
+            )
+        return None
+
+
+def _write_sections(
+    directory: Path, state: Mapping[str, StateTree], *, counts: Mapping[str, int], score: float | None
+) -> None:
+    files: dict[str, dict[str, Any]] = {}
+    for section, tree in state.items():
+        files |= _write_section(directory, section, tree)
+    manifest = {
+        "schema_version": CHECKPOINT_SCHEMA_VERSION,
+        "created": datetime.now(UTC).isoformat(),
+        "counts": dict(counts),
+        "score": score,
+        "sections": files,
+    }
+    write_durably(directory / "manifest.json", json.dumps(manifest, indent=2).encode())
+    sync_directory(directory)
+
+
+def _write_section(directory: Path, section: str, tree: StateTree) -> dict[str, dict[str, Any]]:
+    """Write one section; returns its manifest entries, one per file."""
+    assert _SECTION.fullmatch(section), f"section name '{section}' must be letters, digits and '_'"
+    _check_plain(section, tree)
+    content = io.BytesIO()
+    torch.save(map_leaves(_compact, numpy_to_tensors(tree)), content)
+    data = content.getbuffer()
+    write_durably(directory / f"{section}.pt", data)
+    return {f"{section}.pt": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+
+
+def _compact(leaf: Any) -> Any:
+    """A view would drag its whole storage into the file: a slice of a buffer is saved as the slice it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    leaf = leaf.detach()
+    return leaf.clone() if leaf.untyped_storage().nbytes() > leaf.numel() * leaf.element_size() else leaf
+
+
+def _check_plain(section: str, tree: StateTree) -> None:
+    """Refuse at the save what loading would refuse: only plain data can be read back without running code."""
+    for path, leaf in leaves_with_paths(tree, section):
+        is_array = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
+        if not (is_array or isinstance(leaf, torch.Tensor) or type(leaf) in _PLAIN_LEAVES):
+            kind = f"array of {leaf.dtype}" if isinstance(leaf, np.ndarray | np.generic) else type(leaf).__name__
+            raise RunError(
+                f"State '{path}' is a {kind}, which cannot be checkpointed: get_state() may hold tensors, "
+                "numeric arrays, numbers, strings, booleans and None in dicts, lists and tuples."
+            )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = read_json(path / "manifest.json")
+    except RunError as error:
+        raise DamagedCheckpoint(path, str(error).rstrip(".")) from error
+    if "schema_version" not in manifest:
+        raise DamagedCheckpoint(path, "manifest.json has no 'schema_version'")
+    check_schema_version(
+        manifest["schema_version"], supported=CHECKPOINT_SCHEMA_VERSION, what="checkpoint", place=str(path)
+    )
+    entries = manifest.get("sections")
+    if not isinstance(manifest.get("counts"), dict) or not isinstance(entries, dict):
+        raise DamagedCheckpoint(path, "manifest.json has no 'counts' or no 'sections'")
+    for file, entry in entries.items():
+        if not _SECTION.fullmatch(file.removesuffix(".pt")) or not isinstance(entry, dict):
+            raise DamagedCheckpoint(path, f"manifest.json lists '{file}', which is no section file")
+        if not {"bytes", "sha256"} <= entry.keys():
+            raise DamagedCheckpoint(path, f"manifest.json gives no size or checksum for {file}")
+    return manifest
+
+
+def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]]) -> StateTree:
+    try:
+        data = (path / file).read_bytes()
+    except FileNotFoundError:
+        raise DamagedCheckpoint(path, f"{file} is missing") from None
+    expected = entries[file]
+    if len(data) != expected["bytes"]:
+        raise DamagedCheckpoint(path, f"{file} has {len(data)} bytes where the manifest says {expected['bytes']}")
+    if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        raise DamagedCheckpoint(path, f"{file} has changed since it was written (sha256 differs)")
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except _LOAD_ERRORS as error:
+        summary = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DamagedCheckpoint(path, f"{file} is not plain data and was refused ({summary})") from error

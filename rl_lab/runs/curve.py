@@ -1,0 +1,87 @@
+"""The learning curve as a picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_lab.runs.files import write_atomic
+from rl_lab.runs.metrics_file import Series, series
+from rl_lab.types import MissingExtraError
+
+TRAINING_RETURN = "collect/episode_return_mean"
+EVALUATION_RETURN = "eval/episode_return_mean"
+EVALUATION_SPREAD = "eval/episode_return_std"
+
+_BLUE, _ORANGE, _GREY = "#2f6db5", "#d9702c", "#5c6670"
+
+
+def write_curve(path: Path, rows: list[dict[str, Any]], *, title: str) -> bool:
+    """Draw training and evaluation return over agent steps; False, and no file, where there is nothing to draw."""
+    training, evaluation = series(rows, TRAINING_RETURN), series(rows, EVALUATION_RETURN)
+    if not training and not evaluation:
+        return False
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("The learning curve needs matplotlib: `pip install matplotlib`.") from error
+    # Without pyplot there is no global state to disturb and no display to find.
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _draw(axes, training, evaluation)
+    last = rows[-1]
+    axes.set_xlabel(f"agent steps   ({last['agent_steps']:,} agent steps = {last['env_frames']:,} env frames)")
+    axes.set_ylabel("episode return")
+    axes.set_title(title, loc="left", fontweight="bold")
+    _tidy(axes)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_atomic(path, picture.getvalue())
+    return True
+
+
+def _draw(axes: Any, training: Series, evaluation: Series) -> None:
+    if training:
+        steps, returns = _points(training)
+        axes.plot(steps, returns, color=_BLUE, linewidth=1.8, label="training (mean of recent episodes)")
+    if evaluation:
+        steps, returns = _points(evaluation)
+        spread = np.asarray([row.get(EVALUATION_SPREAD) or 0.0 for row, _ in evaluation], dtype=float)
+        axes.fill_between(steps, returns - spread, returns + spread, color=_ORANGE, alpha=0.15, linewidth=0)
+        axes.plot(steps, returns, color=_ORANGE, linewidth=1.4, marker="o", markersize=5, label="evaluation (± std)")
+        if np.isfinite(returns).any():
+            best = int(np.nanargmax(returns))
+            axes.annotate(
+                f"best {returns[best]:,.1f}",
+                (steps[best], returns[best]),
+                xytext=(0, 8),
+                textcoords="offset points",
+                ha="right" if steps[best] > steps.mean() else "left",
+                color=_ORANGE,
+                fontweight="bold",
+            )
+
+
+def _points(values: Series) -> tuple[np.ndarray, np.ndarray]:
+    return (
+        np.asarray([row["agent_steps"] for row, _ in values], dtype=float),
+        np.asarray([value for _, value in values], dtype=float),
+    )
+
+
+def _tidy(axes: Any) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(True, color="#e3e6e8", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.02, y=0.12)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(colors=_GREY)
+    axes.legend(frameon=False, loc="best")

@@ -1,0 +1,213 @@
+"""The searchable index of all runs. The directories are the truth; this is only a quick way to ask them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.types import RunError
+
+logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+_SCHEMA_VERSION = 1
+_BUSY_TIMEOUT_S = 5.0
+_COUNTS = ("agent_steps", "env_frames", "episodes", "updates")
+_COLUMNS = {
+    "id": "TEXT PRIMARY KEY",
+    **dict.fromkeys(("name", "algorithm", "environment"), "TEXT"),
+    "seed": "INTEGER",
+    **dict.fromkeys(("git", "config_hash", "tags", "notes", "status", "created", "updated"), "TEXT"),
+    **dict.fromkeys(_COUNTS, "INTEGER"),
+    **dict.fromkeys(("wall_s", "best_score", "final_score"), "REAL"),
+    "fingerprint": "TEXT",  # when the files behind the row were last written
+}
+_GENERATED_ID = re.compile(r"\d{8}-\d{6}-(.+)-s-?\d+-[0-9a-f]{4}")
+
+
+class RunIndex:
+    """`<runs_dir>/index.sqlite`. Every question first takes in what changed in the directories, so a copied,
+    deleted or foreign run needs no registration. Trouble with the database never stops a run or a question."""
+
+    def __init__(self, runs_dir: str | Path) -> None:
+        self.runs_dir = Path(runs_dir)
+        self.path = self.runs_dir / "index.sqlite"
+
+    def record(self, run: RunDirectory) -> None:
+        """Take in one run from its manifest.json, status.json and tags.json."""
+        self._ask(lambda database: _store(database, run))
+
+    def rebuild(self) -> int:
+        """Forget everything and read every run directory again; returns how many runs there are."""
+        if not self.runs_dir.is_dir():
+            return 0
+
+        def renew(database: sqlite3.Connection) -> int:
+            database.execute("DELETE FROM runs")
+            return self._synchronise(database)
+
+        return self._ask(renew)
+
+    def find(
+        self,
+        text: str | None = None,
+        *,
+        status: str | None = None,
+        algorithm: str | None = None,
+        environment: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """The runs that fit, newest first; `text` may stand in the id, name, algorithm, environment, tags or notes."""
+        if not self.runs_dir.is_dir():
+            return []
+        conditions, values = [], []
+        for column, value in (("status", status), ("algorithm", algorithm), ("environment", environment)):
+            if value is not None:
+                conditions.append(f"{column} = ?")
+                values.append(value)
+        if text:
+            conditions.append("instr(lower(concat_text), lower(?)) > 0")
+            values.append(text)
+        searched = " || ' ' || ".join(
+            f"coalesce({column}, '')" for column in ("id", "name", "algorithm", "environment", "tags", "notes")
+        )
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        query = f"SELECT * FROM (SELECT *, {searched} AS concat_text FROM runs) {where} ORDER BY created DESC, id DESC"
+
+        def answer(database: sqlite3.Connection) -> list[dict[str, Any]]:
+            self._synchronise(database)
+            return [_public(row) for row in database.execute(query, values)]
+
+        return self._ask(answer)
+
+    def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
+        try:
+            return self._once(str(self.path), question)
+        except sqlite3.OperationalError as error:  # locked, read-only, disk full: answer without the file
+            logger.warning("%s cannot be used (%s); reading the run directories instead", self.path, error)
+            return self._once(":memory:", question)
+        except sqlite3.DatabaseError as error:
+            logger.warning("%s is damaged (%s); rebuilding it from the run directories", self.path, error)
+            for name in (self.path, self.path.with_name("index.sqlite-journal")):
+                name.unlink(missing_ok=True)
+            return self._once(str(self.path), question)
+
+    def _once(self, path: str, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
+        with closing(sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)) as database, database:
+            database.row_factory = sqlite3.Row
+            database.execute("BEGIN IMMEDIATE")  # two processes that both find it missing must not both fill it
+            if database.execute("PRAGMA user_version").fetchone()[0] != _SCHEMA_VERSION:
+                if path != ":memory:":
+                    logger.info("%s is new or of another version; filling it from the run directories", path)
+                database.execute("DROP TABLE IF EXISTS runs")
+                columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
+                database.execute(f"CREATE TABLE runs ({columns})")
+                database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+                self._synchronise(database)
+            return question(database)
+
+    def _synchronise(self, database: sqlite3.Connection) -> int:
+        """Bring the table in line with the directories: a few stat calls per run, reading only what changed."""
+        known = {row["id"]: row for row in database.execute("SELECT id, fingerprint, status FROM runs")}
+        runs = (RunDirectory(path) for path in self.runs_dir.iterdir())
+        present = {run.id: run for run in runs if run.config_path.is_file()}
+        for run_id in known.keys() - present.keys():
+            database.execute("DELETE FROM runs WHERE id = ?", (run_id,))
+        for run_id, run in present.items():
+            row = known.get(run_id)
+            # A killed process changes no file, so what is said to be running is always looked at again.
+            if row is None or row["fingerprint"] != _fingerprint(run) or row["status"] in ("running", "killed"):
+                _store(database, run)
+        return len(present)
+
+
+def resolve_run(reference: str | Path, runs_dir: str | Path) -> RunDirectory:
+    """The run a person means: an id, a unique prefix of one, a path, `@last` (newest) or `@best` (highest score)."""
+    index, text = RunIndex(runs_dir), str(reference)
+    if text.startswith("@"):
+        return _resolve_mark(text, index)
+    if isinstance(reference, Path) or os.sep in text:
+        return RunDirectory.open(reference)
+    ids = [row["id"] for row in index.find()]
+    candidates = [text] if text in ids else sorted(run_id for run_id in ids if text and run_id.startswith(text))
+    if len(candidates) == 1:
+        return RunDirectory.open(index.runs_dir / candidates[0])
+    if candidates:
+        listing = "\n  ".join(candidates[:10] + ["..."] * (len(candidates) > 10))
+        raise RunError(f"'{text}' fits {len(candidates)} runs; write more of the id:\n  {listing}")
+    if RunDirectory(Path(text)).config_path.is_file():  # a path without a slash: a run in this very folder
+        return RunDirectory.open(text)
+    near = [run_id for run_id in ids if text and text in run_id][:3]
+    near = near or get_close_matches(text, ids, n=3, cutoff=0.4) or ids[:3]
+    hint = f" Nearest: {', '.join(near)}." if near else " There are no runs there yet: `rl-lab train` makes one."
+    raise RunError(f"There is no run '{text}' in {index.runs_dir}.{hint} `rl-lab list` shows them all.")
+
+
+def _resolve_mark(mark: str, index: RunIndex) -> RunDirectory:
+    if mark not in ("@last", "@best"):
+        raise RunError(f"'{mark}' names no run: write @last, @best, an id, a unique prefix of one, or a path.")
+    rows = index.find()
+    if not rows:
+        raise RunError(f"{mark}: there are no runs in {index.runs_dir} yet; `rl-lab train` makes one.")
+    if mark == "@last":
+        return RunDirectory.open(index.runs_dir / rows[0]["id"])
+    scored = [(score, row["id"]) for row in rows if (score := _score(row)) is not None]
+    if not scored:
+        raise RunError(f"@best: no run in {index.runs_dir} has been evaluated yet; use @last or an id.")
+    return RunDirectory.open(index.runs_dir / max(scored)[1])
+
+
+def _score(row: dict[str, Any]) -> float | None:
+    scores = [row[name] for name in ("best_score", "final_score") if row[name] is not None]
+    return max(scores, default=None)
+
+
+def _store(database: sqlite3.Connection, run: RunDirectory) -> None:
+    fingerprint = _fingerprint(run)  # taken before reading: a change in between is noticed next time
+    row = {**_row(run), "fingerprint": fingerprint}
+    marks = ", ".join(f":{name}" for name in _COLUMNS)
+    database.execute(f"INSERT OR REPLACE INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks})", row)
+
+
+def _row(run: RunDirectory) -> dict[str, Any]:
+    status, generated = run.read_status(), _GENERATED_ID.fullmatch(run.id)
+    try:
+        manifest, tags = run.read_manifest(), run.read_tags()
+    except RunError as error:
+        logger.warning("run '%s' is listed without details: %s", run.id, error)
+        manifest, tags = {}, {"tags": [], "notes": ""}
+    git = manifest.get("git") or {}
+    return {
+        "id": run.id,
+        "name": manifest.get("name") or (generated[1] if generated else run.id),
+        "algorithm": manifest.get("algorithm"),
+        "environment": manifest.get("environment_id"),
+        "seed": manifest.get("seed"),
+        "git": f"{git['commit'][:12]}{'+changes' if git.get('dirty') else ''}" if git.get("commit") else None,
+        "config_hash": manifest.get("config_hash"),
+        "tags": json.dumps(tags["tags"]),
+        "notes": tags["notes"],
+        "status": status["state"],
+        "created": manifest.get("created"),
+        "updated": status["time"],
+        **{name: status["counts"].get(name, 0) for name in _COUNTS},
+        **{name: status[name] for name in ("wall_s", "best_score", "final_score")},
+    }
+
+
+def _public(row: sqlite3.Row) -> dict[str, Any]:
+    visible = {name: row[name] for name in _COLUMNS if name != "fingerprint"}
+    return visible | {"tags": json.loads(row["tags"])}
+
+
+def _fingerprint(run: RunDirectory) -> str:
+    paths = (run.manifest_path, run.status_path, run.tags_path)
+    return "/".join(str(path.stat().st_mtime_ns) if path.exists() else "-" for path in paths)

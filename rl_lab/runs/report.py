@@ -1,0 +1,133 @@
+"""report.md: one page per run that a person reads and that links to everything else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_lab.runs.curve import write_curve
+from rl_lab.runs.files import write_atomic
+from rl_lab.runs.metrics_file import read_metrics, series
+from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.types import MissingExtraError
+
+_COUNTERS = ("agent_steps", "env_frames", "episodes", "updates", "wall_s")
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write report.md and the learning curve from what the run left on disk; works at any time, also mid-run."""
+    rows, status, manifest = read_metrics(run.metrics_path), run.read_status(), run.read_manifest()
+    title = f"{manifest['algorithm']} on {manifest['environment_id']}, seed {manifest['seed']}"
+    sections = [
+        f"# {title}\n",
+        _headline(run, status, rows),
+        _curve(run, rows, title),
+        _table("Last metrics", ("metric", "value"), _last_metrics(rows)),
+        _table("Where the time went", ("section", "share of wall-clock"), _time_split(rows)),
+        _commands(run, manifest),
+        _links(run),
+        f"## Config\n\n<details>\n<summary>config.yaml</summary>\n\n```yaml\n{run.read_config_text().rstrip()}\n```\n"
+        "\n</details>\n",
+    ]
+    write_atomic(run.report_path, "\n".join(section for section in sections if section), run_id=run.id)
+    return run.report_path
+
+
+def _headline(run: RunDirectory, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    last = rows[-1] if rows else {}
+    counts = {name: last.get(name, 0) for name in _COUNTERS} | status["counts"]
+    wall_s = status["wall_s"] or counts["wall_s"]
+    facts = [
+        ("run", f"`{run.id}`"),
+        ("state", status["state"] + (f": {status['message']}" if status["message"] else "")),
+        ("final evaluation score", _score(status["final_score"])),
+        ("best evaluation score", _score(status["best_score"])),
+        *((name.replace("_", " "), f"{counts[name]:,}") for name in _COUNTERS if name != "wall_s"),
+        ("wall time", duration(wall_s)),
+    ]
+    return "| | |\n|---|---|\n" + "".join(f"| {name} | {_cell(value)} |\n" for name, value in facts)
+
+
+def _curve(run: RunDirectory, rows: list[dict[str, Any]], title: str) -> str:
+    try:
+        is_drawn = write_curve(run.curve_path, rows, title=title)
+    except MissingExtraError as error:  # a report without its picture is better than none
+        return f"*{error}*\n"
+    return f"![learning curve]({run.curve_path.name})\n" if is_drawn else "*No episode has finished yet.*\n"
+
+
+def _last_metrics(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The last value of each metric; rows need not all carry the same ones."""
+    last: dict[str, Any] = {}
+    for row in rows:
+        last |= row
+    hidden = ("time/", "system/")
+    names = sorted(name for name in last if "/" in name and not name.startswith(hidden))
+    return [(f"`{name}`", _number(last[name])) for name in names]
+
+
+def _time_split(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Shares of the whole run: each row's `time/<section>_fraction` speaks for the time since the row before."""
+    names = sorted({name for row in rows for name in row if name.startswith("time/") and name.endswith("_fraction")})
+    shares: dict[str, float] = {}
+    for name in names:
+        previous_wall_s = seconds = weight = 0.0
+        for row, fraction in series(rows, name):
+            elapsed = max(row["wall_s"] - previous_wall_s, 0.0)
+            previous_wall_s = row["wall_s"]
+            seconds, weight = seconds + fraction * elapsed, weight + elapsed
+        shares[name.removeprefix("time/").removesuffix("_fraction")] = seconds / weight if weight else 0.0
+    return [(name, f"{100 * share:.1f} %") for name, share in sorted(shares.items(), key=lambda item: -item[1])]
+
+
+def _commands(run: RunDirectory, manifest: dict[str, Any]) -> str:
+    commit = (manifest.get("git") or {}).get("commit")
+    changes = " with uncommitted changes" if (manifest.get("git") or {}).get("dirty") else ""
+    origin = f"# at commit {commit}{changes}\n" if commit else ""
+    return (
+        f"## Again\n\nReproduce:\n\n```bash\n{origin}{manifest['command_line']}\n```\n\n"
+        f"Continue:\n\n```bash\nrl-lab resume {run.id}\n```\n"
+    )
+
+
+def _links(run: RunDirectory) -> str:
+    links = [name for name in ("best", "latest") if (run.checkpoints_dir / name).exists()]
+    lines = [f"- {name} checkpoint: [{name}](checkpoints/{name})" for name in links]
+    if run.videos_dir.is_dir():
+        videos = sorted(run.videos_dir.glob("[!.]*.mp4"), key=lambda path: path.stat().st_mtime_ns)
+        lines += [f"- video: [{video.name}]({os.path.relpath(video, run.path)})" for video in videos]
+    paths = (("metrics", run.metrics_path), ("log", run.log_path))
+    lines += [f"- {name}: [{path.name}]({path.name})" for name, path in paths if path.exists()]
+    return "## Files\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _table(heading: str, columns: Sequence[str], rows: Sequence[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    head = f"| {' | '.join(columns)} |\n|---|---:|\n"
+    return f"## {heading}\n\n{head}" + "".join(f"| {_cell(name)} | {_cell(value)} |\n" for name, value in rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _score(score: float | None) -> str:
+    return "not evaluated" if score is None else f"**{score:,.2f}**"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "not finite"  # JSON has no NaN, so the writer puts null
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
+
+
+def duration(seconds: float) -> str:
+    """`1 h 02 min 03 s`, leaving out what is zero in front; below a minute with one decimal."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min {rest:02d} s" if hours else f"{minutes} min {rest:02d} s"

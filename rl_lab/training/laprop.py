@@ -1,0 +1,47 @@
+"""LaProp: Adam with the two halves in the other order.
+
+Adam averages gradients and then divides by their size; LaProp divides first and averages what comes out, so that
+one huge gradient cannot dominate the average for long (Ziyin, Wang, Ueda 2020). With s the running mean square:
+
+    s    <- beta2 * s + (1 - beta2) * g^2
+    unit <- g / (sqrt(s / (1 - beta2^t)) + epsilon)
+    m    <- beta1 * m + (1 - beta1) * unit
+    p    <- p * (1 - learning_rate * weight_decay) - learning_rate * m / (1 - beta1^t)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_lab.training.update_rules import UpdateRule
+
+
+class LaProp(UpdateRule):
+    """LaProp with decoupled weight decay."""
+
+    slots = ("mean", "mean_square")
+
+    def change(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        state: dict[str, list[Tensor]],
+        count: int,
+        learning_rate: float,
+        divisor: Tensor | None,
+    ) -> None:
+        if divisor is not None:
+            torch._foreach_div_(gradients, divisor)
+        beta1, beta2 = self.betas
+        mean, mean_square = state["mean"], state["mean_square"]
+        torch._foreach_mul_(mean_square, beta2)
+        torch._foreach_addcmul_(mean_square, gradients, gradients, value=1.0 - beta2)
+        spread = torch._foreach_sqrt(mean_square)
+        torch._foreach_div_(spread, (1.0 - beta2**count) ** 0.5)
+        torch._foreach_add_(spread, self.epsilon)
+        torch._foreach_mul_(mean, beta1)
+        torch._foreach_addcdiv_(mean, gradients, spread, value=1.0 - beta1)
+        if self.weight_decay:
+            torch._foreach_mul_(parameters, 1.0 - learning_rate * self.weight_decay)
+        torch._foreach_add_(parameters, mean, alpha=-learning_rate / (1.0 - beta1**count))

@@ -1,0 +1,206 @@
+"""From a loss to changed parameters: the only place that calls backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.training.laprop import LaProp
+from rl_lab.training.schedules import Number, parse_number, value_at
+from rl_lab.training.update_rules import SGD, Adam, AdamW, RMSprop, UpdateRule
+from rl_lab.training.world import World
+from rl_lab.types import ConfigError, Metrics, Progress, StateTree, did_you_mean
+
+RULES: dict[str, type[UpdateRule]] = {
+    "adam": Adam,
+    "adamw": AdamW,
+    "rmsprop": RMSprop,
+    "laprop": LaProp,
+    "sgd": SGD,
+}
+Parameters = Mapping[str, nn.Module] | Iterable[nn.Module | Tensor]
+
+SMALL_MODEL_NUMBERS = 2**18  # below this, copying all gradients into one vector is the fastest way to their norm
+SMALLEST_PARAMETER_NORM = 1e-3  # adaptive clipping: lets parameters that start at zero move (Brock et al. 2021)
+
+
+class Optimizer:
+    """`step(loss)`: scale, backward, average over ranks, clip, change the parameters, clear, schedule.
+
+    Nothing here waits for the device: `grad_norm` stays a tensor, and whoever writes it sees whether it is finite.
+    (fp16 is the exception: it must know at once whether its loss scale was too large.)
+    """
+
+    def __init__(
+        self,
+        *,
+        parameters: Parameters,
+        name: str = "adam",
+        learning_rate: Number | str | Mapping[str, Any] = 3e-4,
+        max_grad_norm: float | None = None,
+        adaptive_clip: float | None = None,
+        epsilon: float = 1e-8,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        accumulate: int = 1,
+        precision: str = "fp32",
+        log_module_norms: bool = False,
+        world: World | None = None,
+    ) -> None:
+        if name not in RULES:
+            raise ConfigError(
+                f"optimizer name: '{name}' is not known; allowed: {', '.join(RULES)}.{did_you_mean(str(name), RULES)}"
+            )
+        if accumulate < 1:
+            raise ConfigError(f"optimizer accumulate: {accumulate}; allowed is a whole number from 1 on. Write 1.")
+        for place, limit in (("max_grad_norm", max_grad_norm), ("adaptive_clip", adaptive_clip)):
+            if limit is not None and limit <= 0:
+                raise ConfigError(f"optimizer {place}: {limit}; allowed is a number above 0. Write null to switch it off.")
+        named = named_parameters(parameters)
+        self.parameters = list(named.values())
+        self.learning_rate = parse_number(learning_rate, "optimizer learning_rate")
+        self.max_grad_norm = max_grad_norm
+        self.adaptive_clip = adaptive_clip
+        self.accumulate = accumulate
+        self.log_module_norms = log_module_norms
+        self.world = world or World()
+        self.rule = RULES[name](
+            named, epsilon=epsilon, betas=(betas[0], betas[1]), weight_decay=weight_decay, momentum=momentum
+        )
+        self.loss_scale = LossScale() if precision == "fp16" else None
+        self.accumulated = 0  # losses since the last change of the parameters
+        self._is_small = sum(parameter.numel() for parameter in self.parameters) <= SMALL_MODEL_NUMBERS
+        self._members = _members_by_module(list(named))
+
+    def step(self, loss: Tensor, progress: Progress | None = None) -> Metrics:
+        """One gradient step (with `accumulate` > 1: a share of one; then metrics come with the last share)."""
+        if self.loss_scale is not None:
+            loss = loss * self.loss_scale.value
+        if self.accumulate > 1:
+            loss = loss * (1.0 / self.accumulate)
+        torch.autograd.backward(loss)
+        self.accumulated += 1
+        if self.accumulated < self.accumulate:
+            return {}
+        metrics = self._change_parameters(value_at(self.learning_rate, progress or Progress()))
+        self.accumulated = 0
+        for parameter in self.parameters:
+            parameter.grad = None
+        return metrics
+
+    def _change_parameters(self, learning_rate: float) -> Metrics:
+        everyone = [parameter.grad if parameter.requires_grad else None for parameter in self.parameters]
+        gradients = self.world.mean([gradient for gradient in everyone if gradient is not None])
+        metrics: Metrics = {"learning_rate": learning_rate}
+        if not gradients:
+            return metrics  # everything is frozen
+        if self.loss_scale is not None:
+            torch._foreach_mul_(gradients, 1.0 / self.loss_scale.value)
+        if self.log_module_norms:
+            metrics |= self._module_norms(everyone)
+        grad_norm = metrics["grad_norm"] = self._norm(gradients)
+        if self.loss_scale is not None and not self.loss_scale.accepts(grad_norm):
+            return metrics
+        if self.adaptive_clip is not None:
+            clipped = [parameter for parameter in self.parameters if parameter.requires_grad and parameter.grad is not None]
+            clip_adaptively(clipped, gradients, self.adaptive_clip)
+        divisor = None
+        if self.max_grad_norm is not None:
+            norm = grad_norm if self.adaptive_clip is None else self._norm(gradients)
+            divisor = (norm / self.max_grad_norm).clamp_(min=1.0)
+        averaged = iter(gradients)
+        self.rule.apply([None if g is None else next(averaged) for g in everyone], learning_rate, divisor)
+        return metrics
+
+    def _norm(self, gradients: list[Tensor]) -> Tensor:
+        if self._is_small:
+            return torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+    def _module_norms(self, everyone: list[Tensor | None]) -> Metrics:
+        norms: Metrics = {}
+        for module, members in self._members.items():
+            present = [gradient for index in members if (gradient := everyone[index]) is not None]
+            if present:
+                norms[f"grad_norm/{module}"] = self._norm(present)
+        return norms
+
+    def state_dict(self) -> StateTree:
+        """Everything a continued run needs, as plain data: also gradients waiting for their last share."""
+        waiting = [(name, p.grad) for name, p in zip(self.rule.names, self.parameters, strict=True)]
+        return {
+            "rule": self.rule.get_state(),
+            "accumulated": self.accumulated,
+            "gradients": {name: gradient for name, gradient in waiting if gradient is not None},
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.get_state(),
+        }
+
+    def load_state_dict(self, state: StateTree) -> None:
+        """Put back what `state_dict` returned."""
+        self.rule.set_state(state["rule"])
+        self.accumulated = int(state["accumulated"])
+        for name, parameter in zip(self.rule.names, self.parameters, strict=True):
+            waiting = state["gradients"].get(name)
+            parameter.grad = None if waiting is None else torch.as_tensor(waiting).to(parameter.device).clone()
+        if self.loss_scale is not None and state["loss_scale"] is not None:
+            self.loss_scale.set_state(state["loss_scale"])
+
+
+class LossScale:
+    """fp16 only: keeps small gradients above fp16's floor by scaling the loss, halved when they overflow."""
+
+    grow_after = 2000  # changes without overflow, as in mixed-precision practice since 2018
+
+    def __init__(self) -> None:
+        self.value = 2.0**16
+        self.accepted = 0
+
+    def accepts(self, grad_norm: Tensor) -> bool:
+        """Whether the gradients are finite; adapts the scale. Reads the number, so it waits for the device."""
+        if not bool(torch.isfinite(grad_norm)):
+            self.value, self.accepted = self.value * 0.5, 0
+            return False
+        self.accepted += 1
+        if self.accepted == self.grow_after:
+            self.value, self.accepted = self.value * 2.0, 0
+        return True
+
+    def get_state(self) -> StateTree:
+        return {"value": self.value, "accepted": self.accepted}
+
+    def set_state(self, state: StateTree) -> None:
+        self.value, self.accepted = float(state["value"]), int(state["accepted"])
+
+
+def clip_adaptively(parameters: list[Tensor], gradients: list[Tensor], clip: float) -> None:
+    """In place: each gradient's norm at most `clip` times its parameter's norm (AGC, one norm per tensor)."""
+    with torch.no_grad():
+        sizes = torch.stack(torch._foreach_norm(parameters)).clamp_(min=SMALLEST_PARAMETER_NORM)
+        norms = torch.stack(torch._foreach_norm(gradients)).clamp_(min=1e-6)
+        torch._foreach_mul_(gradients, list((sizes * clip / norms).clamp_(max=1.0).unbind()))
+
+
+def named_parameters(parameters: Parameters) -> dict[str, Tensor]:
+    """Parameters by name, each once even where two modules share it: `{"actor": module}` gives `actor.weight`."""
+    items = parameters.items() if isinstance(parameters, Mapping) else enumerate(parameters)
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for prefix, item in items:
+        for name, parameter in item.named_parameters() if isinstance(item, nn.Module) else [("", item)]:
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                named[f"{prefix}.{name}" if name else str(prefix)] = parameter
+    if not named:
+        raise ConfigError("optimizer parameters: there is nothing to learn. Name modules that have parameters.")
+    return named
+
+
+def _members_by_module(names: list[str]) -> dict[str, list[int]]:
+    members: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        members.setdefault(name.split(".")[0], []).append(index)
+    return members

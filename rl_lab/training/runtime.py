@@ -1,0 +1,115 @@
+"""Where and how fast tensors are computed: device, precision, threads, compilation. Never what is computed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+
+from rl_lab.types import Batch, ConfigError, did_you_mean
+
+PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Runtime:
+    """One per run. `autocast()` wraps forward passes, `compile_methods` the pure methods a workflow names."""
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        precision: str = "fp32",
+        compile: bool = False,
+        threads: int | str = "auto",
+        deterministic: bool = True,
+    ) -> None:
+        self.device = resolve_device(device)
+        if precision not in PRECISIONS:
+            allowed = ", ".join(PRECISIONS)
+            raise ConfigError(
+                f"runtime precision: '{precision}' is not known; allowed: {allowed}.{did_you_mean(str(precision), PRECISIONS)}"
+            )
+        if precision == "fp16" and self.device.type == "cpu":
+            raise ConfigError("runtime precision: fp16 needs a GPU and the device is cpu. Write precision: bf16 or fp32.")
+        self.precision = precision
+        self.compiles = compile
+        self.threads = self._set_threads(threads)
+        self.deterministic = deterministic
+        self._set_determinism()
+        self._no_context: AbstractContextManager[None] = nullcontext()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Around forward passes: the chosen precision; with fp32, nothing."""
+        if self.precision == "fp32":
+            return self._no_context
+        return torch.autocast(self.device.type, dtype=PRECISIONS[self.precision])
+
+    def compile(self, function: Function) -> Function:
+        """The function, compiled if this runtime compiles."""
+        return torch.compile(function) if self.compiles else function  # type: ignore[return-value]
+
+    def compile_methods(self, owner: Any) -> None:
+        """Compile the methods `owner.compiled` names, in place."""
+        for name in owner.compiled:
+            if not callable(getattr(owner, name, None)):
+                raise ConfigError(
+                    f"{type(owner).__name__}.compiled names '{name}', which is not one of its methods."
+                    f"{did_you_mean(name, dir(owner))}"
+                )
+            if self.compiles:
+                setattr(owner, name, self.compile(getattr(owner, name)))
+
+    def to_device(self, batch: Batch) -> Batch:
+        """The batch on this device; tensors already there are not copied."""
+        return {key: tensor.to(self.device, non_blocking=True) for key, tensor in batch.items()}
+
+    def _set_threads(self, threads: int | str) -> int:
+        """`auto` on CPU is one thread: small networks lose more to waking threads than they gain."""
+        if threads == "auto":
+            count = 1 if self.device.type == "cpu" else torch.get_num_threads()
+        elif isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1:
+            count = threads
+        else:
+            raise ConfigError(
+                f"runtime threads: {threads!r}; allowed is auto or a whole number from 1 on. Write threads: auto."
+            )
+        if count != torch.get_num_threads():
+            torch.set_num_threads(count)
+        return count
+
+    def _set_determinism(self) -> None:
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=True)
+        # Filling fresh memory would cost time on every operation and change no result that reads only what it wrote.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        if self.device.type == "cuda":
+            if self.deterministic:
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+            torch.backends.cudnn.deterministic = self.deterministic
+            torch.backends.cudnn.benchmark = not self.deterministic
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is the first GPU, or the CPU where there is none; anything else must be there."""
+    if device == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    kind, _, index = str(device).partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise ConfigError(
+            f"runtime device: '{device}' is not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, and so on."
+            f"{did_you_mean(kind, ('auto', 'cpu', 'cuda'))}"
+        )
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"runtime device: '{device}' was asked for, but torch sees no CUDA GPU here. Write device: cpu or "
+            "device: auto, or install a torch built for CUDA."
+        )
+    if int(index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise ConfigError(f"runtime device: '{device}' does not exist; allowed: cuda:0 to cuda:{last}.")
+    return torch.device("cuda", int(index or 0))

@@ -1,0 +1,145 @@
+"""Any number may change over a run: `3e-4`, `linear(3e-4, 0)`, or the same spelt out as a mapping.
+
+       value
+  start |   ______                      warmup: from 0 up to start, linearly
+        |  /      \\                     then from start to end: linear, cosine or exponential
+        | /        \\_____  end          after `over`: end
+        +-----------------------------> unit: fraction of the phase, agent_steps, env_frames, updates, episodes
+          warmup   over
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from rl_lab.types import ConfigError, Progress, did_you_mean
+
+KINDS = ("constant", "linear", "cosine", "exponential")
+UNITS = ("fraction", "agent_steps", "env_frames", "updates", "episodes")
+EXAMPLE = "Write for example linear(1e-3, 0) or linear(1e-3, 0, over=50000 agent_steps)."
+_CALL = re.compile(r"\s*(\w+)\s*\((.*)\)\s*")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A number as a function of progress. `fraction` is of the current phase; the other units count the whole run."""
+
+    kind: str
+    start: float
+    end: float | None = None  # needed by all but constant
+    unit: str = "fraction"
+    over: float = 1.0  # where `end` is reached, in the unit
+    warmup: float = 0.0  # in the unit
+    place: str = field(default="schedule", compare=False)  # for messages: the setting this is
+
+    def __post_init__(self) -> None:
+        _known("schedule", self.kind, KINDS, self.place)
+        _known("unit", self.unit, UNITS, self.place)
+        if self.kind != "constant" and self.end is None:
+            raise ConfigError(f"{self.place}: a {self.kind} schedule needs an end. {EXAMPLE}")
+        if self.over <= 0 or not 0 <= self.warmup < self.over:
+            raise ConfigError(
+                f"{self.place}: warmup is {self.warmup:g} and over is {self.over:g} {self.unit}; allowed is "
+                f"0 <= warmup < over. {EXAMPLE}"
+            )
+        if self.kind == "exponential" and not (self.start > 0 and (self.end or 0) > 0):
+            raise ConfigError(
+                f"{self.place}: an exponential schedule goes between numbers above 0, not from {self.start:g} to "
+                f"{self.end:g}. Write linear, or an end such as {abs(self.start) / 100:g}."
+            )
+
+    def __call__(self, progress: Progress) -> float:
+        """The number at this point of the run."""
+        amount = progress.fraction if self.unit == "fraction" else getattr(progress.run, self.unit)
+        if amount < self.warmup:
+            return self.start * amount / self.warmup
+        if self.end is None or self.kind == "constant":
+            return self.start
+        share = min((amount - self.warmup) / (self.over - self.warmup), 1.0)
+        if self.kind == "linear":
+            return self.start + (self.end - self.start) * share
+        if self.kind == "cosine":
+            return self.end + (self.start - self.end) * 0.5 * (1.0 + math.cos(math.pi * share))
+        return self.start * (self.end / self.start) ** share
+
+
+Number = float | Schedule
+
+
+def value_at(number: Number, progress: Progress) -> float:
+    """A plain number is itself; a schedule is asked."""
+    return number(progress) if isinstance(number, Schedule) else number
+
+
+def parse_number(value: Any, place: str) -> Number:
+    """A number, a schedule, its short spelling or its mapping; anything else is refused with `place`."""
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, Mapping):
+        return _from_mapping(value, place)
+    if isinstance(value, str):
+        return _from_text(value, place)
+    raise ConfigError(f"{place}: {value!r} is neither a number nor a schedule. {EXAMPLE}")
+
+
+def _from_mapping(mapping: Mapping[str, Any], place: str) -> Schedule:
+    allowed = ["schedule", *(f.name for f in fields(Schedule) if f.name not in ("kind", "place"))]
+    for key in mapping:
+        if key not in allowed:
+            raise ConfigError(
+                f"{place}: a schedule has no key '{key}'; allowed: {', '.join(allowed)}.{did_you_mean(str(key), allowed)}"
+            )
+    settings: dict[str, Any] = {key: mapping[key] for key in ("schedule", "unit") if key in mapping}
+    for key in ("start", "end", "over", "warmup"):
+        if mapping.get(key) is not None:
+            settings[key] = _number(mapping[key], f"{place}.{key}")
+    if "start" not in settings:
+        raise ConfigError(f"{place}: a schedule needs a start. {EXAMPLE}")
+    if settings.get("unit", "fraction") != "fraction" and settings.get("schedule") != "constant":
+        if "over" not in settings:
+            raise ConfigError(f"{place}: over how many {settings['unit']}? Write over: 50000, say.")
+    if "over" not in settings and settings.get("unit", "fraction") != "fraction":
+        settings["over"] = math.inf  # a constant with a warm-up has no end to reach
+    return Schedule(kind=settings.pop("schedule", "linear"), place=place, **settings)
+
+
+def _from_text(text: str, place: str) -> Number:
+    call = _CALL.fullmatch(text)
+    if call is None:
+        return _number(text, place)
+    mapping: dict[str, Any] = {"schedule": call[1]}
+    positions = iter(("start", "end"))
+    for argument in filter(None, (part.strip() for part in call[2].split(","))):
+        key, equals, amount = (part.strip() for part in argument.partition("="))
+        if not equals:
+            key, amount = next(positions, "a third number"), argument
+        if key in ("over", "warmup") and len(words := amount.split()) == 2:
+            amount, mapping["unit"] = words[0], _one_unit(mapping.get("unit"), words[1], place)
+        mapping[key] = amount
+    return _from_mapping(mapping, place)
+
+
+def _one_unit(before: str | None, unit: str, place: str) -> str:
+    if before not in (None, unit):
+        raise ConfigError(f"{place}: one schedule counts in one unit, not in {before} and {unit}.")
+    return unit
+
+
+def _number(value: Any, place: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{place}: {value!r} is neither a number nor a schedule. {EXAMPLE}") from None
+
+
+def _known(what: str, word: str, allowed: tuple[str, ...], place: str) -> None:
+    if word not in allowed:
+        raise ConfigError(
+            f"{place}: {what} '{word}' is not known; allowed: {', '.join(allowed)}.{did_you_mean(str(word), allowed)}"
+        )

@@ -1,0 +1,212 @@
+"""How gradients become a change of parameters: Adam, AdamW, RMSprop, SGD (LaProp has its own file).
+
+`torch.optim` computes the same, but its bookkeeping costs ten times the arithmetic on a small network (65 against
+7 microseconds for Adam on a 2x64 MLP). Here a rule holds parallel lists of tensors and calls one kernel on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rl_lab.types import RunError, StateTree, did_you_mean
+
+
+class UpdateRule:
+    """Parameters, one tensor per slot and parameter, and how often each parameter was changed.
+
+    A parameter without a gradient (frozen, or not part of this loss) is left alone and its count does not move,
+    so that bias corrections stay right when it thaws.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        parameters: dict[str, Tensor],
+        *,
+        epsilon: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        momentum: float,
+    ) -> None:
+        self.names = list(parameters)
+        self.parameters = list(parameters.values())
+        self.epsilon = epsilon
+        self.betas = betas
+        self.weight_decay = weight_decay
+        self.momentum = momentum
+        self.counts = [0] * len(self.names)
+        with torch.no_grad():
+            self.state = {slot: [torch.zeros_like(p) for p in self.parameters] for slot in self.slots}
+
+    def apply(
+        self, gradients: Sequence[Tensor | None], learning_rate: float, divisor: Tensor | None = None
+    ) -> None:
+        """Change every parameter that has a gradient, once. Gradients count divided by `divisor` (a scalar)."""
+        counts = self.counts
+        everyone = counts.count(counts[0]) == len(counts) and all([gradient is not None for gradient in gradients])
+        with torch.no_grad():
+            if everyone:
+                self.counts = [counts[0] + 1] * len(counts)
+                self.change(self.parameters, gradients, self.state, self.counts[0], learning_rate, divisor)  # type: ignore[arg-type]
+            else:
+                self._apply_by_count(gradients, learning_rate, divisor)
+
+    def _apply_by_count(
+        self, gradients: Sequence[Tensor | None], learning_rate: float, divisor: Tensor | None
+    ) -> None:
+        members_by_count: dict[int, list[int]] = {}
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                self.counts[index] += 1
+                members_by_count.setdefault(self.counts[index], []).append(index)
+        for count, members in members_by_count.items():
+            state = {slot: [tensors[index] for index in members] for slot, tensors in self.state.items()}
+            chosen = [gradient for index in members if (gradient := gradients[index]) is not None]
+            self.change([self.parameters[index] for index in members], chosen, state, count, learning_rate, divisor)
+
+    def change(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        state: dict[str, list[Tensor]],
+        count: int,
+        learning_rate: float,
+        divisor: Tensor | None,
+    ) -> None:
+        """In place, the `count`-th change of these parameters. Gradients may be used as scratch space."""
+        raise NotImplementedError
+
+    def get_state(self) -> StateTree:
+        """Counts and slots by parameter name: plain data."""
+        slots = {slot: dict(zip(self.names, tensors, strict=True)) for slot, tensors in self.state.items()}
+        return {"counts": dict(zip(self.names, self.counts, strict=True)), "slots": slots}
+
+    def set_state(self, state: StateTree) -> None:
+        """Put back what `get_state` returned; names and shapes must be the same."""
+        for place, theirs, ours in [
+            ("parameters", state["counts"], self.names),
+            ("slots", state["slots"], self.state),
+            *((f"slot '{slot}'", tensors, self.names) for slot, tensors in state["slots"].items()),
+        ]:
+            for name in [name for name in theirs if name not in ours] + [name for name in ours if name not in theirs]:
+                side = "only in the checkpoint" if name in theirs else "missing from the checkpoint"
+                raise RunError(f"optimizer {place}: '{name}' is {side}.{did_you_mean(name, set(theirs) ^ set(ours))}")
+        self.counts = [int(state["counts"][name]) for name in self.names]
+        with torch.no_grad():
+            for slot, tensors in self.state.items():
+                for name, tensor in zip(self.names, tensors, strict=True):
+                    tensor.copy_(torch.as_tensor(state["slots"][slot][name]))
+
+
+class Adam(UpdateRule):
+    """Adam (2015); weight decay is added to the gradient."""
+
+    slots = ("mean", "mean_square")
+    kernel = staticmethod(torch._fused_adam_)  # type: ignore[attr-defined]
+
+    def __init__(
+        self,
+        parameters: dict[str, Tensor],
+        *,
+        epsilon: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        momentum: float,
+    ) -> None:
+        super().__init__(
+            parameters, epsilon=epsilon, betas=betas, weight_decay=weight_decay, momentum=momentum
+        )
+        self._count_tensor = torch.zeros((), device=self.parameters[0].device)  # the kernel wants it on its device
+
+    def change(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        state: dict[str, list[Tensor]],
+        count: int,
+        learning_rate: float,
+        divisor: Tensor | None,
+    ) -> None:
+        self.kernel(
+            parameters,
+            gradients,
+            state["mean"],
+            state["mean_square"],
+            [],
+            [self._count_tensor.fill_(count)] * len(parameters),
+            lr=learning_rate,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,  # the kernel divides while it reads: one pass less over the gradients
+        )
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (2019): parameters shrink by learning_rate * weight_decay."""
+
+    kernel = staticmethod(torch._fused_adamw_)  # type: ignore[attr-defined]
+
+
+class RMSprop(UpdateRule):
+    """Gradients over their running root mean square (`betas[1]`), then momentum."""
+
+    slots = ("mean_square", "velocity")
+
+    def change(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        state: dict[str, list[Tensor]],
+        count: int,
+        learning_rate: float,
+        divisor: Tensor | None,
+    ) -> None:
+        if divisor is not None:
+            torch._foreach_div_(gradients, divisor)
+        if self.weight_decay:
+            torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
+        mean_square = state["mean_square"]
+        torch._foreach_mul_(mean_square, self.betas[1])
+        torch._foreach_addcmul_(mean_square, gradients, gradients, value=1.0 - self.betas[1])
+        spread = torch._foreach_sqrt(mean_square)
+        torch._foreach_add_(spread, self.epsilon)
+        if self.momentum:
+            torch._foreach_mul_(state["velocity"], self.momentum)
+            torch._foreach_addcdiv_(state["velocity"], gradients, spread)
+            torch._foreach_add_(parameters, state["velocity"], alpha=-learning_rate)
+        else:
+            torch._foreach_addcdiv_(parameters, gradients, spread, value=-learning_rate)
+
+
+class SGD(UpdateRule):
+    """Gradient descent with momentum."""
+
+    slots = ("velocity",)
+
+    def change(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        state: dict[str, list[Tensor]],
+        count: int,
+        learning_rate: float,
+        divisor: Tensor | None,
+    ) -> None:
+        if divisor is not None:
+            torch._foreach_div_(gradients, divisor)
+        if self.weight_decay:
+            torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
+        if self.momentum:
+            torch._foreach_mul_(state["velocity"], self.momentum)
+            torch._foreach_add_(state["velocity"], gradients)
+            gradients = state["velocity"]
+        torch._foreach_add_(parameters, gradients, alpha=-learning_rate)

@@ -1,0 +1,250 @@
+"""The words every layer shares: what an environment says, what a policy answers, what a hook reports.
+
+Nothing here knows an algorithm, an environment library, a file or a device. See docs/time_steps.md
+for the one data convention that all of these follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+"""Flat named tensors, batch-major: `[N, ...]` live, `[B, T, ...]` from a buffer."""
+
+Metrics = dict[str, Any]
+"""Metric name -> detached scalar Tensor or plain number. Tensors stay on their device until written."""
+
+StateTree = Any
+"""Nested dict / list / tuple of tensors, numpy arrays, numbers, strings, booleans and None."""
+
+ROW_KEYS = ("reward", "is_first", "is_last", "is_terminal", "action")
+"""Names every row has; an observation may not use them."""
+
+
+class RLLabError(Exception):
+    """An error a user can act on. The command line prints its message without a traceback."""
+
+
+class ConfigError(RLLabError, ValueError):
+    """A setting is wrong: the message names the place, the value, what is allowed and what to write."""
+
+
+class RunError(RLLabError, RuntimeError):
+    """A run on disk cannot be read, written or continued."""
+
+
+class EnvironmentFault(RLLabError, RuntimeError):
+    """An environment broke its contract while a run was under way."""
+
+
+class MissingExtraError(RLLabError, ImportError):
+    """An optional dependency is not installed; the message names the extra to install."""
+
+
+def did_you_mean(word: str, known: Any) -> str:
+    """` Did you mean 'x'?` for the nearest known spelling, or an empty string."""
+    close = get_close_matches(word, [str(name) for name in known], n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+# --- what an environment is --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One observation key. dtype decides its meaning: uint8 with three axes is an image (H, W, C),
+    int64 is a discrete value in [0, num_values), float32 is a vector."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: tuple[float, ...] | None = None  # per flattened element, only where finite bounds exist
+    high: tuple[float, ...] | None = None
+    num_values: tuple[int, ...] = ()  # int64 only: the count of values of each flattened element
+
+    @property
+    def is_image(self) -> bool:
+        return self.dtype == "uint8" and len(self.shape) == 3
+
+    @property
+    def is_discrete(self) -> bool:
+        return self.dtype == "int64"
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What a policy answers with.
+
+    discrete        int64   [N]      sizes = (number of actions,)
+    multi_discrete  int64   [N, K]   sizes = one count per sub-action
+    continuous      float32 [N, A]   sizes = (A,); policies act in [-1, 1], the environment rescales
+    """
+
+    kind: Literal["discrete", "multi_discrete", "continuous"]
+    sizes: tuple[int, ...]
+    low: tuple[float, ...] = ()  # the environment's own bounds, for display and for rescaling
+    high: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one action."""
+        if self.kind == "discrete":
+            return ()
+        return (len(self.sizes),) if self.kind == "multi_discrete" else (self.sizes[0],)
+
+    @property
+    def dtype(self) -> str:
+        return "float32" if self.kind == "continuous" else "int64"
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Everything an algorithm or a person may ask about an environment before the first reset."""
+
+    id: str
+    observation: dict[str, ArraySpec]  # "action_mask" is among them when the environment masks actions
+    action: ActionSpec
+    max_episode_steps: int | None = None  # agent steps
+    solved_return: float | None = None
+    frames_per_step: int = 1  # raw simulator frames one agent step advances (action repeat)
+    render_fps: int = 30
+    description: str = ""
+
+    @property
+    def has_action_mask(self) -> bool:
+        return "action_mask" in self.observation
+
+
+# --- one moment of N environments --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EnvRows:
+    """What N environments say at one moment, as numpy arrays with leading axis N (see DESIGN of rows)."""
+
+    observation: dict[str, np.ndarray]
+    reward: np.ndarray  # float32 [N], arrived with this observation; 0 where is_first
+    is_first: np.ndarray  # bool [N]
+    is_last: np.ndarray  # bool [N]
+    is_terminal: np.ndarray  # bool [N]
+
+
+@dataclass(frozen=True)
+class TimeStep:
+    """The same moment as tensors on the policy's device; `observation` holds the spec's keys."""
+
+    observation: Batch
+    reward: Tensor
+    is_first: Tensor
+    is_last: Tensor
+    is_terminal: Tensor
+
+    @property
+    def num_envs(self) -> int:
+        return self.reward.shape[0]
+
+
+@dataclass(frozen=True)
+class PolicyStep:
+    """A policy's answer: the action, its next recurrent state, and what it wants kept in the row."""
+
+    action: Tensor
+    state: Any = None
+    extras: Batch = field(default_factory=dict)
+
+
+# --- what hooks report -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Named counters; "step" never stands alone. Adding two Counts adds every field."""
+
+    env_frames: int = 0  # raw simulator frames, action repeats included
+    agent_steps: int = 0  # decisions the policy took (resets are not decisions)
+    episodes: int = 0  # finished episodes
+    updates: int = 0  # batches taken through every update hook of a phase
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def as_dict(self) -> dict[str, int]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished episode."""
+
+    env_index: int
+    episode_return: float
+    length: int  # agent steps
+    is_terminal: bool  # False: a time limit ended it
+
+
+@dataclass(frozen=True)
+class CollectResult:
+    """What one collection reports: only what really happened is counted."""
+
+    counts: Counts
+    metrics: Metrics = field(default_factory=dict)
+    episodes: tuple[Episode, ...] = ()
+
+
+@dataclass(frozen=True)
+class HookResult:
+    """What the Orchestrator hands the PhaseScheduler after any hook."""
+
+    counts: Counts
+    metrics: Metrics = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """Named loss terms (names = `loss_scales` keys = `loss/<name>` in logs), metrics, and by-products."""
+
+    terms: dict[str, Tensor]
+    metrics: Metrics = field(default_factory=dict)
+    aux: Batch = field(default_factory=dict)
+
+    def total(self, scales: dict[str, float]) -> Tensor:
+        """The scaled sum; a term without a scale, or a scale without a term, is our own mistake."""
+        assert self.terms.keys() == scales.keys(), f"loss terms {sorted(self.terms)} != scales {sorted(scales)}"
+        return sum((self.terms[name] * scales[name] for name in scales), start=next(iter(self.terms.values())) * 0.0)
+
+
+# --- phases ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands when a hook is called."""
+
+    fraction: float = 0.0  # of the current phase, 0 to 1
+    run: Counts = field(default_factory=Counts)
+    phase: Counts = field(default_factory=Counts)
+    cycles: int = 0  # collect-and-update rounds of the current phase
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of a curriculum. Durations name their unit; exactly one of them ends the phase."""
+
+    name: str
+    type: Literal["online", "offline", "eval_only"] = "online"
+    buffer: str = "rollout"
+    controller: str | None = None  # who acts while collecting; None: the workflow's own policy
+    workflow_hooks: tuple[str, ...] = ("update_controller",)
+    collect_steps: int = 0  # rows taken from each environment per cycle (online)
+    updates_per_step: float | None = None  # update passes per agent step; None: one pass per cycle
+    duration_steps: int | None = None  # agent steps
+    duration_updates: int | None = None
+    duration_cycles: int | None = None
+    freeze: tuple[str, ...] = ()  # components and controllers that do not learn in this phase
+    options: dict[str, Any] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)

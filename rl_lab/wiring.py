@@ -1,0 +1,474 @@
+"""A plain config -> a whole experiment, in one explicit order:
+
+    runtime -> environments -> specs -> components -> controllers -> optimizers -> workflow
+            -> buffers -> collector, evaluator -> logger -> scheduler -> housekeeping -> orchestrator
+
+No config object goes further than this file: everything behind it gets numbers, names and things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rl_lab.buffers.base import Buffer
+from rl_lab.collection.collector import Collector
+from rl_lab.collection.evaluator import Evaluator
+from rl_lab.construction import call_checked, construct, import_plugins
+from rl_lab.environments.base import Environment
+from rl_lab.environments.factory import make_environment
+from rl_lab.metrics.logger import MetricLogger
+from rl_lab.metrics.system import SystemUsage
+from rl_lab.metrics.terminal import LiveDisplay
+from rl_lab.metrics.time_split import TimeSplit
+from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
+from rl_lab.orchestration.cadence import Cadence
+from rl_lab.orchestration.housekeeping import EvaluationPlan, Housekeeping
+from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler, make_phase
+from rl_lab.orchestration.stopping import StopRules
+from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
+from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.state import apply_state, gather_state
+from rl_lab.training.optimizer import Optimizer
+from rl_lab.training.runtime import Runtime
+from rl_lab.types import ConfigError, Counts, EnvSpec, Metrics, Phase, StateTree, did_you_mean
+from rl_lab.utils.seeding import get_rng_state, seed_everything, set_rng_state
+from rl_lab.utils.timing import Stopwatch
+from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.context import Parts, WorkflowContext
+
+Config = Mapping[str, Any]
+BLOCKS = (
+    *("experiment", "seed", "plugins", "environment", "algorithm", "components", "controllers", "optimizers"),
+    *("buffers", "training", "evaluation", "logging", "runtime", "runs"),
+)
+
+
+# --- the small blocks: their dataclasses and signatures are the schema -------------------------
+
+
+@dataclass(frozen=True)
+class ExperimentBlock:
+    name: str
+    description: str = ""
+    tags: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointBlock:
+    every_updates: int | None = None
+    every_minutes: float | None = 2.0
+    keep_recent: int = 3
+
+
+@dataclass(frozen=True)
+class EvaluationBlock:
+    every_steps: int | None = None
+    every_updates: int | None = None
+    warmup_steps: int = 0
+    episodes: int = 10
+    final_episodes: int = 100
+    num_envs: int = 10
+    timeout_steps: int | None = None
+    video: bool = True
+
+
+@dataclass(frozen=True)
+class LoggingBlock:
+    every_steps: int | None = None
+    every_updates: int | None = 1
+    terminal: str = "auto"
+    tensorboard: bool = True
+
+
+@dataclass(frozen=True)
+class RunsBlock:
+    directory: str = "runs"
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainingBlock:
+    phases: Sequence[Mapping[str, Any]]
+    checkpoint: Mapping[str, Any] = field(default_factory=dict)
+    stop: Mapping[str, Any] = field(default_factory=dict)
+    limit_cycles: int | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked small blocks of a config."""
+
+    experiment: ExperimentBlock
+    seed: int
+    plugins: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    checkpoint: CheckpointBlock
+    stop: StopRules
+    evaluation: EvaluationBlock
+    logging: LoggingBlock
+    runs: RunsBlock
+
+
+def read_settings(config: Config) -> Settings:
+    """Check every block that is not built from a `_target_`."""
+    for key in config:
+        if key not in BLOCKS:
+            raise ConfigError(f"{key} is not a block of a config.{did_you_mean(key, BLOCKS)} Blocks: {', '.join(BLOCKS)}.")
+    if isinstance(config["seed"], bool) or not isinstance(config["seed"], int) or config["seed"] < 0:
+        raise ConfigError(f"seed is {config['seed']!r}: write a whole number from 0 on.")
+    training: TrainingBlock = _block(TrainingBlock, config, "training")
+    places = [f"training.phases.{index}" for index in range(len(training.phases))]
+    phases = [make_phase(dict(phase), place=place) for phase, place in zip(training.phases, places, strict=True)]
+    return Settings(
+        experiment=_block(ExperimentBlock, config, "experiment"),
+        seed=config["seed"],
+        plugins=tuple(config["plugins"] or ()),
+        phases=tuple(_limited(phase, training.limit_cycles) for phase in phases),
+        checkpoint=call_checked(CheckpointBlock, training.checkpoint, place="training.checkpoint"),
+        stop=call_checked(StopRules, training.stop, place="training.stop"),
+        evaluation=_block(EvaluationBlock, config, "evaluation"),
+        logging=_block(LoggingBlock, config, "logging"),
+        runs=_block(RunsBlock, config, "runs"),
+    )
+
+
+def _block(schema: type, config: Config, name: str) -> Any:
+    return call_checked(schema, config[name] or {}, place=name)
+
+
+def _limited(phase: Phase, limit_cycles: int | None) -> Phase:
+    if limit_cycles is None:
+        return phase
+    return replace(phase, duration_steps=None, duration_updates=None, duration_cycles=limit_cycles)
+
+
+# --- the agent: everything that acts and learns ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A workflow with its parts, ready to act; it needs a spec but no environment."""
+
+    workflow: Workflow
+    runtime: Runtime
+    components: Parts
+    controllers: Parts
+    optimizers: Parts
+
+    def state_targets(self) -> dict[str, Any]:
+        """What a policy is made of, as sections of a checkpoint."""
+        return {
+            "components": {name: part for name, part in self.components.items() if isinstance(part, nn.Module)},
+            "controllers": {name: part for name, part in self.controllers.items() if isinstance(part, nn.Module)},
+            "optimizers": dict(self.optimizers),
+        }
+
+
+def build_runtime(config: Config) -> Runtime:
+    return call_checked(Runtime, config["runtime"] or {}, place="runtime")
+
+
+def build_parts(config: Config, spec: EnvSpec, runtime: Runtime) -> tuple[Parts, Parts, Parts]:
+    """Components, then controllers, then optimizers; sizes flow from the spec and from part to part."""
+    plugins = tuple(config["plugins"] or ())
+    injected = {
+        "observation": dict(spec.observation),
+        "action": spec.action,
+        "num_envs": int(config["environment"]["num_envs"]),
+    }
+    built: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {"components": {}, "controllers": {}}
+    for group, parts in groups.items():
+        for name in _in_build_order(config[group] or {}):
+            block = config[group][name]
+            part = construct(block, place=f"{group}.{name}", injected=injected, parts=built, plugins=plugins)
+            parts[name] = built[name] = part.to(runtime.device) if isinstance(part, nn.Module) else part
+    optimizers = {
+        name: _build_optimizer(name, block, built, runtime)
+        for name, block in (config["optimizers"] or {}).items()
+        if block is not None
+    }
+    return (
+        Parts("components", groups["components"]),
+        Parts("controllers", groups["controllers"]),
+        Parts("optimizers", optimizers),
+    )
+
+
+def _in_build_order(blocks: Mapping[str, Any]) -> list[str]:
+    """Parts after the parts they take their input from; a block set to null is not there."""
+    waiting = {name: block for name, block in blocks.items() if block is not None}
+    order: list[str] = []
+    while waiting:
+        ready = [name for name, block in waiting.items() if not _inputs(block) & (waiting.keys() - {name})]
+        if not ready:
+            raise ConfigError(f"These blocks take their input from each other in a circle: {', '.join(waiting)}.")
+        order += ready
+        waiting = {name: block for name, block in waiting.items() if name not in ready}
+    return order
+
+
+def _inputs(block: Mapping[str, Any]) -> set[str]:
+    named = block.get("input", ())
+    return set(named) if isinstance(named, list | tuple) else {str(named)}
+
+
+def _build_optimizer(name: str, block: Mapping[str, Any], built: Mapping[str, Any], runtime: Runtime) -> Optimizer:
+    place = f"optimizers.{name}"
+    settings = {key: value for key, value in block.items() if key != "parts"}
+    if "parts" not in block:
+        raise ConfigError(f"{place} does not say what it trains: write `parts: [encoder, actor]`.")
+    modules = {part: built[part] for part in block["parts"] if isinstance(built.get(part), nn.Module)}
+    if not modules:
+        raise ConfigError(f"{place}.parts is {block['parts']}: none of them is a component. There are: {', '.join(built)}.")
+    injected = {"parameters": modules, "precision": runtime.precision, "world": None}
+    return call_checked(Optimizer, settings, place=place, injected=injected)
+
+
+def build_agent(
+    config: Config, spec: EnvSpec, *, runtime: Runtime, collector: Any = None, evaluator: Any = None
+) -> Agent:
+    """The workflow with its parts; seeded, so that the same config starts from the same weights."""
+    import_plugins(tuple(config["plugins"] or ()))
+    seed_everything(int(config["seed"]))
+    components, controllers, optimizers = build_parts(config, spec, runtime)
+    workflow = construct(config["algorithm"], place="algorithm", plugins=tuple(config["plugins"] or ()))
+    if not isinstance(workflow, Workflow):
+        raise ConfigError(f"algorithm._target_ builds a {type(workflow).__name__}, which is not a Workflow.")
+    context = WorkflowContext(
+        components=components,
+        controllers=controllers,
+        optimizers=optimizers,
+        collector=collector,
+        evaluator=evaluator,
+        runtime=runtime,
+        spec=spec,
+        num_envs=int(config["environment"]["num_envs"]),
+    )
+    workflow.initialize(context)
+    runtime.compile_methods(workflow)
+    return Agent(workflow, runtime, components, controllers, optimizers)
+
+
+def build_environment(config: Config, *, stream: str, num_envs: int | None = None, render: bool = False) -> Environment:
+    """The environments of one use (`stream`): training, evaluation or play, each with seeds of its own."""
+    import_plugins(tuple(config["plugins"] or ()))
+    settings = dict(config["environment"])
+    if num_envs is not None:
+        settings["num_envs"] = num_envs
+    if render:
+        settings["vectorization"] = "sync"  # frames come from single environments
+    injected = {"seed": int(config["seed"]), "stream": stream, "render": render}
+    return call_checked(make_environment, settings, place="environment", injected=injected)
+
+
+# --- the experiment: an agent with its run -----------------------------------------------------
+
+
+class RandomState:
+    """The process's random generators as one part of the checkpoint."""
+
+    def get_state(self) -> StateTree:
+        return get_rng_state()
+
+    def set_state(self, state: StateTree) -> None:
+        set_rng_state(state)
+
+
+@dataclass
+class Experiment:
+    """Everything one training process holds."""
+
+    config: Config
+    settings: Settings
+    agent: Agent
+    environment: Environment
+    collector: Collector
+    evaluator: Evaluator
+    logger: MetricLogger
+    display: LiveDisplay
+    housekeeping: Housekeeping
+    orchestrator: Orchestrator
+    time_split: TimeSplit
+    targets: dict[str, Any]
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue exactly where a checkpoint was taken; random generators last, since restoring may draw."""
+        apply_state(self.targets, checkpoint.state)
+
+    def warm_start(self, checkpoint: Checkpoint, *, with_optimizers: bool) -> None:
+        """Take over the weights (and the optimisers), not the counters, the schedules or the environments."""
+        sections = ("components", "controllers", *(("optimizers",) if with_optimizers else ()))
+        targets = self.agent.state_targets()
+        apply_state(
+            {name: targets[name] for name in sections}, {name: checkpoint.state[name] for name in sections}
+        )
+
+    def close(self) -> None:
+        self.logger.close()
+        self.environment.close()
+        self.evaluator.close()
+
+
+def build(
+    config: Config,
+    *,
+    run: RunDirectory | None,
+    quiet: bool = False,
+    interrupted: Callable[[], bool] = lambda: False,
+    on_save: Callable[[Housekeeping], None] = lambda housekeeping: None,
+) -> Experiment:
+    """The whole experiment; with `run` None nothing is written (checks and dry runs)."""
+    settings = read_settings(config)
+    runtime = build_runtime(config)
+    stopwatch = Stopwatch()
+    environment = build_environment(config, stream="train_environment")
+    logger, display = build_logger(settings, run, title=_title(config, settings), quiet=quiet)
+    buffers = build_buffers(config, settings, environment)
+    collector = Collector(
+        environment,
+        buffers,
+        device=runtime.device,
+        stopwatch=stopwatch,
+        report=lambda sentence: logger.message(sentence, "warning"),
+    )
+    evaluator = build_evaluator(config, settings.evaluation, runtime)
+    agent = build_agent(config, environment.spec, runtime=runtime, collector=collector, evaluator=evaluator)
+    scheduler = PhaseScheduler(settings.phases)
+    time_split = TimeSplit(stopwatch)
+    targets: dict[str, Any] = {}
+    housekeeping = Housekeeping(
+        scheduler=scheduler,
+        logger=logger,
+        evaluate=agent.workflow.evaluate,
+        save_checkpoint=_saver(run, settings.checkpoint, targets),
+        usage=_usage(time_split, stopwatch, scheduler),
+        display=display,
+        stopwatch=stopwatch,
+        log_cadence=Cadence(settings.logging.every_steps, settings.logging.every_updates, place="logging"),
+        checkpoint_cadence=Cadence(
+            None, settings.checkpoint.every_updates, settings.checkpoint.every_minutes, place="training.checkpoint"
+        ),
+        evaluation=_evaluation_plan(settings.evaluation),
+        stop_rules=settings.stop,
+        on_save=on_save,
+    )
+    orchestrator = Orchestrator(
+        workflow=agent.workflow,
+        scheduler=scheduler,
+        buffers=buffers,
+        housekeeping=housekeeping,
+        stopwatch=stopwatch,
+        interrupted=interrupted,
+    )
+    targets |= {"progress": housekeeping, "phase_state": scheduler, **agent.state_targets(), "buffers": dict(buffers)}
+    targets |= {"collector": collector, "workflow_custom": agent.workflow, "logger": logger, "rng": RandomState()}
+    return Experiment(
+        config=config,
+        settings=settings,
+        agent=agent,
+        environment=environment,
+        collector=collector,
+        evaluator=evaluator,
+        logger=logger,
+        display=display,
+        housekeeping=housekeeping,
+        orchestrator=orchestrator,
+        time_split=time_split,
+        targets=targets,
+    )
+
+
+def check(config: Config) -> None:
+    """Build everything a config describes and throw it away: whatever is wrong with it is refused here."""
+    build(config, run=None, quiet=True).close()
+
+
+def build_buffers(config: Config, settings: Settings, environment: Environment) -> dict[str, Buffer]:
+    buffers: dict[str, Buffer] = {}
+    for name, block in (config["buffers"] or {}).items():
+        if block is None:
+            continue
+        steps = [phase.collect_steps for phase in settings.phases if phase.buffer == name and phase.type == "online"]
+        injected = {"num_envs": environment.num_envs, "capacity_steps": max(steps, default=1)}
+        buffers[name] = construct(block, place=f"buffers.{name}", injected=injected, plugins=settings.plugins)
+    return buffers
+
+
+def build_evaluator(config: Config, block: EvaluationBlock, runtime: Runtime) -> Evaluator:
+    return Evaluator(
+        lambda: build_environment(config, stream="eval_environment", num_envs=block.num_envs),
+        make_render_environment=lambda: build_environment(config, stream="play_environment", num_envs=1, render=True),
+        device=runtime.device,
+        timeout_steps=block.timeout_steps,
+    )
+
+
+def build_logger(
+    settings: Settings, run: RunDirectory | None, *, title: str, quiet: bool
+) -> tuple[MetricLogger, LiveDisplay]:
+    mode = "quiet" if quiet else settings.logging.terminal
+    display = LiveDisplay(title=title, total=None, mode=mode)
+    writers: list[Writer] = [display]
+    if run is not None:
+        writers += [JsonlWriter(run.metrics_path), TextLogWriter(run.log_path)]
+        if settings.logging.tensorboard:
+            writers.append(TensorBoardWriter(run.tensorboard_dir))
+    return MetricLogger(writers), display
+
+
+def _title(config: Config, settings: Settings) -> str:
+    return f"{settings.experiment.name} · {config['environment']['id']} · seed {settings.seed}"
+
+
+def _evaluation_plan(block: EvaluationBlock) -> EvaluationPlan:
+    cadence = Cadence(block.every_steps, block.every_updates, place="evaluation")
+    return EvaluationPlan(cadence, block.warmup_steps, block.episodes, block.final_episodes)
+
+
+def _saver(run: RunDirectory | None, block: CheckpointBlock, targets: dict[str, Any]) -> Callable[..., Path | None]:
+    if run is None:
+        return lambda **_: None
+    store = CheckpointStore(run.checkpoints_dir, keep_recent=block.keep_recent)
+
+    def save(*, counts: Counts, score: float | None, is_best: bool) -> Path:
+        state = gather_state(targets)
+        return store.save(
+            state, agent_steps=counts.agent_steps, counts=counts.as_dict(), score=score, is_best=is_best
+        )
+
+    return save
+
+
+def _usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseScheduler) -> Callable[[float], Metrics]:
+    """Speed, time left, the split of the wall clock and the machine's load since the last row."""
+    system = SystemUsage()
+    start = scheduler.run_counts
+    before = {"wall": stopwatch.elapsed(), "steps": start.agent_steps, "updates": start.updates}
+    first: dict[str, float] = {}
+
+    def usage(run_fraction: float) -> Metrics:
+        now, counts = stopwatch.elapsed(), scheduler.run_counts
+        seconds = max(now - before["wall"], 1e-9)
+        first.setdefault("fraction", run_fraction)
+        first.setdefault("wall", now)
+        gained = run_fraction - first["fraction"]
+        eta = (now - first["wall"]) * (1.0 - run_fraction) / gained if gained > 0 else None
+        metrics: Metrics = {
+            "time/agent_steps_per_second": (counts.agent_steps - before["steps"]) / seconds,
+            "time/updates_per_second": (counts.updates - before["updates"]) / seconds,
+            **({} if eta is None else {"time/eta_s": eta}),
+            **time_split.window(),
+            **system.sample(),
+        }
+        before.update(wall=now, steps=counts.agent_steps, updates=counts.updates)
+        return metrics
+
+    return usage
+

@@ -1,0 +1,116 @@
+"""One algorithm in one file: the small contract between an algorithm and everything around it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, Protocol
+
+from torch import Tensor, nn
+
+from rl_lab.types import Batch, CollectResult, ConfigError, Metrics, Phase, PolicyStep, StateTree, TimeStep, did_you_mean
+from rl_lab.workflows.context import Policy, WorkflowContext
+
+Mode = Literal["train", "eval"]
+
+
+class ActingController(Protocol):
+    """A controller that can act by itself, such as the random one; phases may name it to collect."""
+
+    def sample(self, batch_size: int, *, device: Any, mask: Tensor | None = None) -> Tensor: ...
+
+
+class Workflow(ABC):
+    """How one algorithm acts and learns.
+
+    Numbers arrive in `__init__` (the `algorithm:` block, as keywords). Things arrive in `initialize`, by name.
+    Every method named `update_*` is a hook that a phase may list under `workflow_hooks`.
+    """
+
+    compiled: ClassVar[tuple[str, ...]] = ()  # pure methods the runtime may compile or capture
+    phase_options: ClassVar[tuple[str, ...]] = ()  # keys a phase may set under `options:`
+
+    context: WorkflowContext
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Take the things this algorithm works with; subclasses extend it with their `require` calls."""
+        self.context = context
+
+    @abstractmethod
+    def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
+        """Answer N environments. `state` is what the last answer returned, None at the very first."""
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Gather `phase.collect_steps` rows; `step` is the count of cycles so far."""
+        return self.context.collector.collect(self.policy(phase.controller), phase=phase)
+
+    def evaluate(self, *, episodes: int) -> Metrics:
+        """Play `episodes` whole episodes deterministically in environments of their own."""
+        return self.context.evaluator.evaluate(self.act, episodes=episodes)
+
+    def policy(self, controller: str | None) -> Policy:
+        """Who acts while collecting: this workflow, or a controller that a phase names."""
+        if controller is None:
+            return self.act
+        acting: ActingController = self.context.controllers.require(controller, ActingController)
+
+        def act_alone(time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
+            mask = time_step.observation.get("action_mask")
+            return PolicyStep(action=acting.sample(time_step.num_envs, device=time_step.reward.device, mask=mask))
+
+        return act_alone
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Freeze what the phase freezes and let everything else learn."""
+        parts = {**self.context.components, **self.context.controllers}
+        for name, part in parts.items():
+            if isinstance(part, nn.Module):
+                part.requires_grad_(name not in phase.freeze)
+
+    def check_phase(self, phase: Phase) -> None:
+        """Refuse, before the first step, a phase this workflow cannot run."""
+        for hook in phase.workflow_hooks:
+            if hook not in self.hooks():
+                raise ConfigError(
+                    f"Phase '{phase.name}' lists the hook '{hook}', which {type(self).__name__} does not have."
+                    f"{did_you_mean(hook, self.hooks())} Its hooks: {', '.join(self.hooks()) or 'none'}."
+                )
+        for option in phase.options:
+            if option not in self.phase_options:
+                raise ConfigError(
+                    f"Phase '{phase.name}' sets the option '{option}', which {type(self).__name__} does not read."
+                    f"{did_you_mean(option, self.phase_options)} "
+                    f"Its options: {', '.join(self.phase_options) or 'none'}."
+                )
+        parts = (*self.context.components, *self.context.controllers)
+        for name in phase.freeze:
+            if name not in parts:
+                raise ConfigError(
+                    f"Phase '{phase.name}' freezes '{name}', which is no component or controller."
+                    f"{did_you_mean(name, parts)} There are: {', '.join(parts)}."
+                )
+        self.policy(phase.controller)
+
+    @classmethod
+    def hooks(cls) -> tuple[str, ...]:
+        """Names of every update hook this workflow offers."""
+        return tuple(name for name in dir(cls) if name == "update" or name.startswith("update_"))
+
+    def get_state(self) -> StateTree:
+        """Counters only: modules, optimisers and normalisers are saved by themselves."""
+        return {}
+
+    def set_state(self, state: StateTree) -> None:
+        assert not state, f"{type(self).__name__} keeps no state of its own, yet the checkpoint has {list(state)}"
+
+
+class WorldModelWorkflow(Workflow):
+    """A workflow that learns a model of the environment and acts or plans with it."""
+
+    @abstractmethod
+    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics: ...
+
+    @abstractmethod
+    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics: ...
+
+    @abstractmethod
+    def imagine(self, start: Batch, *, horizon: int) -> Batch: ...

@@ -1,0 +1,251 @@
+"""Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) with generalised advantages
+(Schulman et al. 2015, arXiv:1506.02438), for any action space, with or without memory.
+
+One update: advantages over the rollout, then a few epochs of minibatches on the clipped surrogate
+
+    L = -E[ min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A) ] + c_v E[(V - R)^2] - c_e E[H]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from rl_lab.components.return_computers import lambda_return
+from rl_lab.components.statistics import mean, standardize
+from rl_lab.training.schedules import Schedule, value_at
+from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
+from rl_lab.workflows.base import Mode, Workflow
+from rl_lab.workflows.context import WorkflowContext
+
+
+class Encoder(Protocol):
+    def __call__(self, observation: Batch) -> Tensor:
+        """`[..., *shape]` per key to features `[..., F]`."""
+
+
+class Memory(Protocol):
+    def initial_state(self, batch_size: int, device: torch.device) -> Tensor: ...
+    def step(self, features: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]: ...
+    def unroll(self, features: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Actor(Protocol):
+    def __call__(self, features: Tensor, mask: Tensor | None = None) -> Any:
+        """Features `[..., F]` to a distribution with sample, mode, log_prob and entropy."""
+
+
+class Critic(Protocol):
+    def __call__(self, features: Tensor) -> Tensor:
+        """Features `[..., F]` to values `[...]`."""
+
+
+class PPO(Workflow):
+    """Clipped surrogate, GAE, epochs of minibatches. Time limits bootstrap, terminations do not."""
+
+    def __init__(
+        self,
+        *,
+        discount: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        value_clip_range: float | Schedule | None = None,
+        epochs: int = 10,
+        minibatch_size: int | float = 64,
+        advantage_normalization: Literal["batch", "minibatch", "none"] = "minibatch",
+        target_kl: float | None = None,
+        loss_scales: Mapping[str, float | Schedule],
+    ) -> None:
+        if epochs < 1:
+            raise ConfigError(f"algorithm.epochs is {epochs}: PPO needs at least 1 pass over each rollout.")
+        if minibatch_size <= 0 or (isinstance(minibatch_size, float) and minibatch_size > 1):
+            raise ConfigError(
+                f"algorithm.minibatch_size is {minibatch_size}: write a whole number of samples (64) "
+                "or a fraction of the rollout in (0, 1], such as 0.25."
+            )
+        self.discount = discount
+        self.gae_lambda = gae_lambda
+        self.clip_range = clip_range
+        self.value_clip_range = value_clip_range
+        self.epochs = epochs
+        self.minibatch_size = minibatch_size
+        self.advantage_normalization = advantage_normalization
+        self.target_kl = target_kl
+        self.loss_scales = dict(loss_scales)
+
+    def initialize(self, context: WorkflowContext) -> None:
+        super().initialize(context)
+        self.encoder: Encoder = context.components.require("encoder", Encoder)
+        self.critic_encoder: Encoder | None = context.components.optional("critic_encoder", Encoder)
+        self.memory: Memory | None = context.components.optional("memory", Memory)
+        self.observation_normalizer = context.components.require("observation_normalizer")
+        self.reward_normalizer = context.components.require("reward_normalizer")
+        self.actor: Actor = context.controllers.require("actor", Actor)
+        self.critic: Critic = context.controllers.require("critic", Critic)
+        self.optimizer = context.optimizers.require("controller")
+        if self.memory is not None and self.critic_encoder is not None:
+            raise ConfigError(
+                "components has both a memory and a critic_encoder: with memory the critic reads the memory's output. "
+                "Write `components.critic_encoder: null`."
+            )
+
+    # --- acting ---
+
+    def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
+        observation = self.observation_normalizer(time_step.observation)
+        features = self.encoder(observation)
+        extras: Batch = {}
+        if self.memory is not None:
+            if state is None:
+                state = self.memory.initial_state(time_step.num_envs, time_step.reward.device)
+            extras["memory_state"] = state
+            features, state = self.memory.step(features, state, time_step.is_first)
+        policy = self.actor(features, time_step.observation.get("action_mask"))
+        if mode == "eval":
+            return PolicyStep(policy.mode(), state)
+        action = policy.sample()
+        extras["log_prob"] = policy.log_prob(action)
+        extras["value"] = self.critic(self._critic_features(observation, features))
+        return PolicyStep(action, state, extras)
+
+    # --- learning ---
+
+    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Epochs of minibatches over one rollout `[N, T+1]`, whose last row only bootstraps."""
+        samples, metrics = self.prepare(batch)
+        scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
+        clip_range = value_at(self.clip_range, phase.progress)
+        value_clip = None if self.value_clip_range is None else value_at(self.value_clip_range, phase.progress)
+        steps: list[Metrics] = []
+        epochs_done, gradient_steps = 0, 0
+        for epoch in range(self.epochs):
+            is_last_epoch = epoch == self.epochs - 1
+            for minibatch in self.minibatches(samples):
+                with self.context.runtime.autocast():
+                    loss = self.loss(minibatch, clip_range=clip_range, value_clip_range=value_clip)
+                taken = self.optimizer.step(loss.total(scales), phase.progress)
+                gradient_steps += 1
+                if is_last_epoch or self.target_kl is not None:
+                    steps.append({**{f"loss/{k}": v.detach() for k, v in loss.terms.items()}, **loss.metrics, **_named(taken)})
+            epochs_done += 1
+            if self.target_kl is not None and bool(steps[-1]["controller/approx_kl"] > 1.5 * self.target_kl):
+                break  # 1.5: the customary margin of the reference implementations
+        self.learn_statistics(batch)
+        metrics |= {name: torch.stack([torch.as_tensor(step[name]) for step in steps]).mean() for name in steps[0]}
+        return metrics | {
+            "train/epochs_done": epochs_done,
+            "train/gradient_steps": gradient_steps,
+            "train/clip_range": clip_range,
+        }
+
+    def loss(self, sample: Batch, *, clip_range: float, value_clip_range: float | None) -> LossOutput:
+        policy, value = self.policy_and_value(sample)
+        valid = sample.get("valid")  # None: every sample counts
+        log_ratio = policy.log_prob(sample["action"]) - sample["log_prob"]
+        ratio = log_ratio.exp()
+
+        # The surrogate: no reward for moving the ratio beyond the clip range.
+        advantage = sample["advantage"]
+        if self.advantage_normalization == "minibatch":
+            advantage = standardize(advantage, valid)
+        clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+        policy_loss = -mean(torch.minimum(advantage * ratio, advantage * clipped), valid)
+
+        value_error = (value - sample["return"]).square()
+        if value_clip_range is not None:
+            near = sample["value"] + (value - sample["value"]).clamp(-value_clip_range, value_clip_range)
+            value_error = torch.maximum(value_error, (near - sample["return"]).square())
+
+        entropy = mean(policy.entropy(), valid)
+        with torch.no_grad():
+            metrics = {
+                "controller/entropy": entropy.detach(),
+                "controller/approx_kl": mean(ratio - 1.0 - log_ratio, valid),  # k3 of joschu.net/blog/kl-approx.html
+                "controller/clip_fraction": mean(((ratio - 1.0).abs() > clip_range).float(), valid),
+            }
+        terms = {"policy": policy_loss, "value": mean(value_error, valid), "entropy": -entropy}
+        return LossOutput(terms, metrics)
+
+    def policy_and_value(self, sample: Batch) -> tuple[Any, Tensor]:
+        """Policy and value of the samples, `[M]`, or `[n, T]` sequences where there is memory."""
+        observation = self.observation_normalizer(sample)
+        features = self.encoder(observation)
+        if self.memory is not None:
+            features, _ = self.memory.unroll(features, sample["memory_state"][:, 0], sample["is_first"])
+        policy = self.actor(features, sample.get("action_mask"))
+        return policy, self.critic(self._critic_features(observation, features))
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Advantages and returns of a rollout, and the samples to learn from.
+
+        row        0 … T-1                    T
+        sample     action, log_prob, value    pending: observation only, its value bootstraps
+        valid      where ~is_last             the answer to an episode's last row moved nothing
+        """
+        self.reward_normalizer.update(batch["reward"][:, 1:], batch["is_first"][:, 1:])  # row 0 was counted before
+        reward = self.reward_normalizer(batch["reward"])
+        value = batch["value"].clone()
+        value[:, -1] = self._pending_value(batch)
+        returns = lambda_return(
+            reward, value, batch["is_last"], batch["is_terminal"], discount=self.discount, lambda_=self.gae_lambda
+        )  # [N, T]
+        value = value[:, :-1]
+        advantage = returns - value
+        valid = ~batch["is_last"][:, :-1]
+        if self.advantage_normalization == "batch":
+            advantage = standardize(advantage, valid)
+        samples = {key: rows[:, :-1] for key, rows in batch.items() if key not in ("reward", "is_last", "is_terminal")}
+        samples |= {"advantage": advantage, "return": returns, "value": value, "valid": valid}
+        residual, target = (returns - value)[valid], returns[valid]
+        metrics = {
+            "train/explained_variance": 1.0 - residual.var() / target.var().clamp(min=1e-8),
+            "controller/value_mean": value[valid].mean(),
+            "controller/advantage_std": residual.std(),
+        }
+        return (samples if self.memory is not None else only_valid(samples)), metrics
+
+    def minibatches(self, samples: Batch) -> Iterator[Batch]:
+        """Shuffled minibatches: single samples, or whole sequences of some environments where there is memory."""
+        count = samples["advantage"].numel()
+        wanted = self.minibatch_size
+        if isinstance(wanted, float):
+            wanted = max(1, round(wanted * count))
+        units = len(samples["advantage"])  # samples, or environments where there is memory
+        parts = min(units, max(1, round(count / wanted)))
+        if parts == 1:
+            yield samples
+            return
+        for indices in torch.randperm(units).tensor_split(parts):
+            yield {key: rows[indices] for key, rows in samples.items()}
+
+    @torch.no_grad()
+    def learn_statistics(self, batch: Batch) -> None:
+        """After learning, so that the whole rollout was acted and learnt under the same normalisation."""
+        observed = {key: rows[:, :-1] for key, rows in batch.items()}
+        self.observation_normalizer.update(observed)
+
+    def _critic_features(self, observation: Batch, features: Tensor) -> Tensor:
+        return features if self.critic_encoder is None else self.critic_encoder(observation)
+
+    def _pending_value(self, batch: Batch) -> Tensor:
+        if self.memory is not None:
+            return self.policy_and_value(batch)[1][:, -1]
+        pending = self.observation_normalizer({key: batch[key][:, -1] for key in self.context.spec.observation})
+        features = self.encoder(pending) if self.critic_encoder is None else self.critic_encoder(pending)
+        return self.critic(features)
+
+
+def _named(taken: Metrics) -> Metrics:
+    """What the optimiser reports, under the names of the log."""
+    return {f"train/{name}": value for name, value in taken.items()}
+
+
+def only_valid(samples: Batch) -> Batch:
+    """`[N, T, ...]` to `[M, ...]`: the samples that count."""
+    valid = samples["valid"].flatten()
+    flat = {key: rows.flatten(0, 1) for key, rows in samples.items() if key != "valid"}
+    return flat if bool(valid.all()) else {key: rows[valid] for key, rows in flat.items()}

@@ -1,0 +1,160 @@
+"""`train` and `resume`: what a command line asks of the layers below, and how it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cli_fakes import Calls
+
+from rl_lab.cli.parsing import split_words
+from rl_lab.types import ConfigError
+
+
+def a_run(state: str = "finished") -> SimpleNamespace:
+    return SimpleNamespace(id="r1", path=Path("runs/r1"), status={"state": state, "message": "Continue with `rl-lab resume r1`." if state == "interrupted" else ""})
+
+
+def split_sweep(overrides: list[str]) -> list[list[str]]:
+    """Stands for composition.split_sweep."""
+    lists: list[list[str]] = [[]]
+    for word in overrides:
+        key, _, values = word.partition("=")
+        options = [f"{key}={value}" for value in values.split(",")] if not values.startswith("[") else [word]
+        lists = [[*done, option] for done in lists for option in options]
+    return lists
+
+
+@pytest.fixture
+def below(fake: Any) -> SimpleNamespace:
+    """rl_lab.composition and rl_lab.api, remembering what they were asked."""
+    composition = fake(
+        "composition",
+        split_sweep=split_sweep,
+        compose=Calls(lambda name, overrides, config_dir: {"name": name, "overrides": list(overrides)}),
+        to_yaml=lambda config: f"name: {config['name']}\noverrides: {config['overrides']}\n",
+    )
+    api = fake("api", train=Calls(a_run()), resume=Calls(a_run()))
+    return SimpleNamespace(composition=composition, api=api)
+
+
+def trained(below: SimpleNamespace) -> tuple[str | None, list[str]]:
+    (arguments, keywords), *_ = below.api.train.seen
+    return arguments[0], keywords["overrides"]
+
+
+@pytest.mark.parametrize(
+    ("words", "experiment", "overrides"),
+    [
+        ([], None, []),
+        (["ppo_cartpole", "seed=3"], "ppo_cartpole", ["seed=3"]),
+        (["seed=3", "ppo_cartpole"], "ppo_cartpole", ["seed=3"]),
+        (["+experiment=ppo_cartpole", "+new.key=1", "~old"], "ppo_cartpole", ["+new.key=1", "~old"]),
+        (["CartPole-v1:ppo"], "CartPole-v1:ppo", []),
+        (["--env", "my_package:MyEnv-v0", "--algorithm", "ppo"], "my_package:MyEnv-v0:ppo", []),
+        (["--env", "Acrobot-v1"], "Acrobot-v1:ppo", []),
+        (["--algorithm", "reinforce"], "CartPole-v1:reinforce", []),
+        (["ppo_cartpole", "-q", "sizes=[1,2]", "--run-id", "a", "lr=1e-3"], "ppo_cartpole", ["sizes=[1,2]", "lr=1e-3"]),
+    ],
+)
+def test_words_become_an_experiment_and_overrides(
+    rl: Any, below: SimpleNamespace, words: list[str], experiment: str | None, overrides: list[str]
+) -> None:
+    assert rl("train", *words).code == 0
+    assert trained(below) == (experiment, overrides)
+
+
+def test_options_are_passed_on(rl: Any, below: SimpleNamespace) -> None:
+    rl("train", "--run-id", "a", "--runs-dir", "here", "--config-dir", "mine", "--resume", "-q")
+    (_, keywords), *_ = below.api.train.seen
+    assert keywords == {
+        "overrides": [],
+        "run_id": "a",
+        "runs_dir": Path("here"),
+        "config_dir": Path("mine"),
+        "resume_existing": True,
+        "quiet": True,
+    }
+
+
+@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("stopped", 0), ("interrupted", 130), ("failed", 1)])
+def test_exit_code_says_how_the_run_ended(rl: Any, below: SimpleNamespace, state: str, code: int) -> None:
+    below.api.train.answer = a_run(state)
+    assert rl("train").code == code
+
+
+def test_quiet_prints_the_id_alone(rl: Any, below: SimpleNamespace) -> None:
+    assert rl("train", "-q").out == "r1\n"
+    assert rl("train").out == ""
+
+
+def test_quiet_still_says_how_to_go_on(rl: Any, below: SimpleNamespace) -> None:
+    below.api.train.answer = a_run("interrupted")
+    answer = rl("train", "-q")
+    assert (answer.out, answer.err) == ("r1\n", "interrupted: Continue with `rl-lab resume r1`.\n")
+
+
+def test_cfg_job_prints_the_config_and_trains_nothing(rl: Any, below: SimpleNamespace) -> None:
+    answer = rl("train", "ppo_cartpole", "seed=1", "--cfg", "job")
+    assert answer.out == "name: ppo_cartpole\noverrides: ['seed=1']\n"
+    assert below.api.train.seen == []
+
+
+def test_cfg_job_of_a_sweep_is_one_document_per_training(rl: Any, below: SimpleNamespace) -> None:
+    answer = rl("train", "-m", "seed=1,2", "--cfg", "job")
+    assert answer.out == "name: None\noverrides: ['seed=1']\n---\nname: None\noverrides: ['seed=2']\n"
+
+
+@pytest.mark.parametrize("word", ["seed=0,1,2", "ppo_a,ppo_b,ppo_c"])
+def test_a_sweep_without_m_says_add_m(rl: Any, below: SimpleNamespace, word: str) -> None:
+    answer = rl("train", word)
+    assert answer.code == 2
+    assert f"'{word}' asks for 3 trainings. Add -m" in answer.err
+    assert below.api.train.seen == []
+
+
+def test_two_experiments_are_refused(rl: Any, below: SimpleNamespace) -> None:
+    answer = rl("train", "ppo_cartpole", "sed", "seed=1")
+    assert answer.code == 2
+    assert "'sed' is a second experiment after 'ppo_cartpole'" in answer.err and "key=value" in answer.err
+
+
+def test_an_experiment_and_env_are_refused(rl: Any, below: SimpleNamespace) -> None:
+    answer = rl("train", "ppo_cartpole", "--env", "Acrobot-v1")
+    assert answer.code == 2
+    assert "'ppo_cartpole' and --env both say what to train" in answer.err
+    assert "rl-lab train Acrobot-v1:ppo" in answer.err
+
+
+def test_jobs_without_m_is_refused(rl: Any, below: SimpleNamespace) -> None:
+    answer = rl("train", "--jobs", "2")
+    assert answer.code == 2 and "--jobs" in answer.err and "needs -m" in answer.err
+
+
+def test_a_config_error_of_the_layers_below_is_exit_2(rl: Any, below: SimpleNamespace) -> None:
+    below.api.train.answer = ConfigError("algorithm.clip: unknown key. Did you mean 'clip_range'?")
+    answer = rl("train", "algorithm.clip=1")
+    assert (answer.code, answer.err) == (2, "error: algorithm.clip: unknown key. Did you mean 'clip_range'?\n")
+
+
+def test_split_words_keeps_values_with_equals_signs() -> None:
+    assert split_words(["a", "b=c=d", "+experiment=x"]) == (["a", "x"], ["b=c=d"])
+
+
+# --- resume ------------------------------------------------------------------------------------
+
+
+def test_resume_passes_everything_on(rl: Any, below: SimpleNamespace) -> None:
+    words = ("resume", "@last", "seed=4", "--mode", "warm_start", "--runs-dir", "here", "-q")
+    assert rl(*words).out == "r1\n"
+    assert below.api.resume.seen == [
+        (("@last",), {"mode": "warm_start", "overrides": ["seed=4"], "runs_dir": Path("here"), "quiet": True})
+    ]
+
+
+def test_resume_refuses_a_word_that_is_no_override(rl: Any, below: SimpleNamespace) -> None:
+    answer = rl("resume", "@last", "seed")
+    assert answer.code == 2
+    assert "'seed' is not an override" in answer.err and "key=value" in answer.err

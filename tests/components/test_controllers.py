@@ -1,0 +1,70 @@
+"""Actor, critic, and the random controller, for every kind of action."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rl_lab.components.controllers import Actor, Critic, RandomController
+from rl_lab.components.distributions import Categorical, DiagonalGaussian, MultiCategorical
+from rl_lab.types import ActionSpec
+
+DISCRETE = ActionSpec("discrete", (3,))
+MULTI = ActionSpec("multi_discrete", (3, 2))
+CONTINUOUS = ActionSpec("continuous", (2,))
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"), [(DISCRETE, Categorical), (MULTI, MultiCategorical), (CONTINUOUS, DiagonalGaussian)]
+)
+def test_an_actor_answers_in_the_spec_of_its_environment(action: ActionSpec, kind: type) -> None:
+    policy = Actor(input_size=4, action=action, hidden_sizes=(8,))(torch.randn(2, 5, 4))
+    assert isinstance(policy, kind)
+    sample = policy.sample()
+    assert sample.shape == (2, 5, *action.shape)
+    assert str(sample.dtype) == f"torch.{action.dtype}"
+    assert policy.log_prob(sample).shape == policy.entropy().shape == (2, 5)
+
+
+def test_a_new_policy_is_nearly_uniform() -> None:
+    torch.manual_seed(0)
+    policy = Actor(input_size=4, action=DISCRETE)(torch.randn(100, 4))
+    assert isinstance(policy, Categorical)
+    torch.testing.assert_close(policy.probs, torch.full((100, 3), 1 / 3), rtol=0, atol=0.03)
+
+
+def test_the_standard_deviation_is_learned_and_starts_as_told() -> None:
+    actor = Actor(input_size=4, action=CONTINUOUS, initial_log_std=-0.5)
+    assert actor.log_std.tolist() == [-0.5, -0.5]
+    policy = actor(torch.randn(3, 4))
+    policy.log_prob(torch.randn(3, 2)).sum().backward()
+    assert actor.log_std.grad is not None
+
+
+@pytest.mark.parametrize("action", [DISCRETE, MULTI])
+def test_an_actor_obeys_the_mask(action: ActionSpec) -> None:
+    mask = torch.zeros(40, sum(action.sizes), dtype=torch.bool)
+    mask[:, 1] = mask[:, -1] = True
+    samples = Actor(input_size=4, action=action)(torch.randn(40, 4), mask).sample()
+    assert set(samples.reshape(40, -1)[:, 0].tolist()) <= {1, 2}
+
+
+def test_a_critic_gives_one_value_per_row() -> None:
+    assert Critic(input_size=4, hidden_sizes=(8,), activation="relu")(torch.randn(2, 5, 4)).shape == (2, 5)
+
+
+def test_random_actions_cover_the_spec_evenly() -> None:
+    torch.manual_seed(0)
+    draws = RandomController(action=DISCRETE).sample(9000)
+    torch.testing.assert_close(draws.bincount() / 9000, torch.full((3,), 1 / 3), rtol=0, atol=0.02)
+    assert RandomController(action=MULTI).sample(500, "cpu").unique(dim=0).shape[0] == 6
+    continuous = RandomController(action=CONTINUOUS).sample(9000)
+    assert continuous.dtype == torch.float32
+    assert continuous.min() >= -1.0
+    assert continuous.max() <= 1.0
+    torch.testing.assert_close(continuous.std(0), torch.full((2,), 3**-0.5), rtol=0, atol=0.02)
+
+
+def test_random_actions_obey_the_mask() -> None:
+    mask = torch.tensor([True, False, True]).expand(300, 3)
+    assert RandomController(action=DISCRETE).sample(300, "cpu", mask).unique().tolist() == [0, 2]

@@ -1,0 +1,138 @@
+"""Distributions: by hand, against torch.distributions, and with forbidden actions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import distributions as reference
+
+from rl_lab.components.distributions import Categorical, DiagonalGaussian, MultiCategorical, SquashedGaussian
+
+
+def test_categorical_by_hand() -> None:
+    policy = Categorical(torch.log(torch.tensor([[0.5, 0.25, 0.25]])))
+    assert policy.log_prob(torch.tensor([1])).exp().item() == pytest.approx(0.25)
+    assert policy.entropy().item() == pytest.approx(1.5 * math.log(2.0))
+    assert policy.mode().tolist() == [0]
+
+
+def test_categorical_agrees_with_torch() -> None:
+    logits = torch.randn(4, 3, 5)
+    ours, theirs = Categorical(logits), reference.Categorical(logits=logits)
+    action = torch.randint(0, 5, (4, 3))
+    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    other = torch.randn(4, 3, 5)
+    expected = reference.kl_divergence(theirs, reference.Categorical(logits=other))
+    torch.testing.assert_close(ours.kl(Categorical(other)), expected)
+
+
+def test_samples_come_as_often_as_their_probability() -> None:
+    torch.manual_seed(0)
+    probabilities = torch.tensor([0.1, 0.6, 0.3])
+    draws = Categorical(probabilities.log().expand(20_000, 3)).sample()
+    assert draws.dtype == torch.int64
+    torch.testing.assert_close(draws.bincount(minlength=3) / 20_000, probabilities, rtol=0, atol=0.01)
+
+
+def test_samples_repeat_with_the_seed() -> None:
+    logits = torch.randn(64, 4)
+    torch.manual_seed(3)
+    first = Categorical(logits).sample()
+    torch.manual_seed(3)
+    assert torch.equal(first, Categorical(logits).sample())
+
+
+def test_forbidden_actions_have_probability_zero_and_harm_nothing() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(1000, 4, requires_grad=True)
+    mask = torch.tensor([True, False, True, False]).expand(1000, 4)
+    policy = Categorical(logits, mask)
+    assert not policy.probs[:, [1, 3]].any()
+    torch.testing.assert_close(policy.probs.sum(-1), torch.ones(1000))
+    assert set(policy.sample().tolist()) == {0, 2}
+    assert set(policy.mode().tolist()) <= {0, 2}
+    torch.testing.assert_close(policy.entropy(), Categorical(logits[:, [0, 2]]).entropy())
+    (policy.entropy().sum() + policy.log_prob(torch.zeros(1000, dtype=torch.int64)).sum()).backward()
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+    assert not logits.grad[:, [1, 3]].any()
+
+
+def test_one_allowed_action_has_no_entropy() -> None:
+    policy = Categorical(torch.randn(3, 4), torch.tensor([0, 0, 1, 0], dtype=torch.int64).expand(3, 4))
+    assert policy.sample().tolist() == [2, 2, 2]
+    assert policy.entropy().tolist() == [0.0, 0.0, 0.0]
+    assert policy.log_prob(torch.tensor([2, 2, 2])).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_row_without_any_allowed_action_is_uniform_not_nan() -> None:
+    policy = Categorical(torch.randn(1, 4), torch.zeros(1, 4, dtype=torch.bool))
+    torch.testing.assert_close(policy.probs, torch.full((1, 4), 0.25))
+
+
+def test_multi_categorical_is_the_sum_of_its_parts() -> None:
+    logits = torch.randn(6, 5)
+    policy, action = MultiCategorical(logits, (3, 2)), torch.tensor([[2, 1]]).expand(6, 2)
+    left, right = Categorical(logits[:, :3]), Categorical(logits[:, 3:])
+    torch.testing.assert_close(policy.log_prob(action), left.log_prob(action[:, 0]) + right.log_prob(action[:, 1]))
+    torch.testing.assert_close(policy.entropy(), left.entropy() + right.entropy())
+    assert torch.equal(policy.mode(), torch.stack((left.mode(), right.mode()), -1))
+    assert policy.sample().shape == (6, 2)
+    assert policy.kl(MultiCategorical(logits, (3, 2))).abs().max() < 1e-6
+
+
+def test_multi_categorical_masks_each_choice() -> None:
+    mask = torch.tensor([0, 0, 1, 1, 0], dtype=torch.bool).expand(50, 5)
+    assert MultiCategorical(torch.randn(50, 5), (3, 2), mask).sample().unique(dim=0).tolist() == [[2, 0]]
+
+
+def test_gaussian_agrees_with_torch() -> None:
+    mean, log_std = torch.randn(4, 3), torch.tensor([-0.5, 0.0, 0.7])
+    ours = DiagonalGaussian(mean, log_std)
+    theirs = reference.Independent(reference.Normal(mean, log_std.exp()), 1)
+    action = torch.randn(4, 3)
+    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    other = DiagonalGaussian(mean + 0.3, log_std - 0.2)
+    expected = reference.kl_divergence(
+        theirs, reference.Independent(reference.Normal(mean + 0.3, (log_std - 0.2).exp()), 1)
+    )
+    torch.testing.assert_close(ours.kl(other), expected)
+    assert torch.equal(ours.mode(), mean)
+
+
+def test_gaussian_samples_have_its_moments() -> None:
+    torch.manual_seed(0)
+    draws = DiagonalGaussian(torch.tensor([1.0, -2.0]).expand(20_000, 2), torch.tensor([0.0, -1.0])).sample()
+    torch.testing.assert_close(draws.mean(0), torch.tensor([1.0, -2.0]), rtol=0, atol=0.03)
+    torch.testing.assert_close(draws.std(0), torch.tensor([1.0, math.exp(-1.0)]), rtol=0, atol=0.03)
+
+
+def test_gradients_flow_through_rsample_only() -> None:
+    mean = torch.zeros(2, 3, requires_grad=True)
+    policy = DiagonalGaussian(mean, torch.zeros(3))
+    assert policy.rsample().requires_grad
+    assert not policy.sample().requires_grad
+
+
+def test_squashed_gaussian_agrees_with_torch() -> None:
+    mean, log_std = torch.randn(5, 2, dtype=torch.float64), torch.tensor([-0.5, 0.2], dtype=torch.float64)
+    theirs = reference.TransformedDistribution(
+        reference.Independent(reference.Normal(mean, log_std.exp()), 1), [reference.transforms.TanhTransform()]
+    )
+    ours = SquashedGaussian(mean, log_std)
+    action = torch.tanh(torch.randn(5, 2, dtype=torch.float64))
+    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
+    drawn, log_prob = ours.rsample_with_log_prob()
+    torch.testing.assert_close(log_prob, theirs.log_prob(drawn))
+    torch.testing.assert_close(ours.mode(), torch.tanh(mean))
+
+
+def test_squashed_gaussian_is_finite_at_the_edge() -> None:
+    policy = SquashedGaussian(torch.tensor([[20.0]]), torch.zeros(1))
+    assert policy.sample().abs().max() <= 1.0
+    assert torch.isfinite(policy.log_prob(torch.tensor([[1.0]]))).all()
+    assert policy.rsample().shape == (1, 1)

@@ -1,0 +1,39 @@
+"""The table of names, the page that shows it, and the lookup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rl_lab.metrics.names import COUNTERS, NAMES, PREFIXES, is_wall_clock, meaning_of, render_markdown
+from rl_lab.types import Counts
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_the_page_lists_exactly_the_names_of_the_table() -> None:
+    between = PAGE.read_text(encoding="utf-8").split("<!-- names: begin -->\n")[1].split("\n<!-- names: end -->")[0]
+    assert between == render_markdown(), "run `python -m rl_lab.metrics.names` and put its output between the markers"
+    listed = [line.split("`")[1] for line in between.splitlines() if line.startswith("| `")]
+    assert sorted(listed) == sorted([*COUNTERS, *NAMES])
+
+
+def test_every_name_has_a_known_prefix_a_unit_and_a_meaning() -> None:
+    for name, meaning in NAMES.items():
+        assert name.startswith(PREFIXES)
+        assert meaning.unit and meaning.description.endswith(".") and meaning.advice.endswith("."), name
+        assert "|" not in "".join(meaning), "a bar would break the table"
+
+
+def test_the_counters_are_those_of_counts_and_the_clock() -> None:
+    assert list(COUNTERS) == [*Counts().as_dict(), "wall_s"]
+
+
+def test_an_exact_name_is_found_before_a_pattern() -> None:
+    assert meaning_of("loss/value") is NAMES["loss/value"]
+    assert meaning_of("loss/reconstruction") is NAMES["loss/*"]
+    assert meaning_of("controller/unheard_of") is None
+
+
+def test_wall_clock_values_are_told_apart() -> None:
+    assert all(is_wall_clock(name) for name in ("wall_s", "time/eta_s", "system/ram_gib"))
+    assert not any(is_wall_clock(name) for name in ("agent_steps", "loss/value", "eval/episodes"))

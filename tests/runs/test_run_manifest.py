@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl_lab.runs import manifest as manifest_module
+from rl_lab.runs.manifest import check_schema_version, collect_manifest, git_state
+from rl_lab.runs.migrate import migrate_config
+from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.types import RunError
+
+
+def git(directory: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=T", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *identity, *arguments], cwd=directory, check=True, capture_output=True)
+
+
+def test_a_manifest_says_what_made_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/rl-lab", "train", "ppo_cartpole", "name=a b"])
+    manifest = collect_manifest(config_text="seed: 1\n", seed=1, algorithm="ppo", environment_id="CartPole-v1")
+    assert json.loads(json.dumps(manifest)) == manifest
+    assert manifest["config_schema_version"] == manifest["checkpoint_schema_version"] == 1
+    assert manifest["config_hash"] == hashlib.sha256(b"seed: 1\n").hexdigest()
+    assert manifest["command_line"] == "rl-lab train ppo_cartpole 'name=a b'"
+    assert (manifest["seed"], manifest["algorithm"], manifest["environment_id"]) == (1, "ppo", "CartPole-v1")
+    assert torch.__version__.startswith(manifest["packages"]["torch"].split("+")[0])
+    assert manifest["packages"].keys() == {"torch", "numpy", "gymnasium"}
+    for name in ("created", "python", "platform", "hostname", "cpu", "cpu_cores"):
+        assert manifest[name], name
+    assert "gpu" in manifest and "rl_lab_version" in manifest and manifest["git"].keys() == {"commit", "dirty"}
+
+
+def test_the_commit_and_its_changes_are_known(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    assert git_state(tmp_path) == {"commit": None, "dirty": False}
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    state = git_state(tmp_path)
+    assert len(state["commit"]) == 40 and state["dirty"] is False
+    (tmp_path / "file").write_text("2")
+    assert git_state(tmp_path) == {"commit": state["commit"], "dirty": True}
+
+
+def test_no_repository_no_git_and_a_slow_git_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = {"commit": None, "dirty": None}
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_state(tmp_path) == unknown
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(tmp_path) == unknown
+    (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 30\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setattr(manifest_module, "_GIT_TIMEOUT_S", 0.1)
+    assert git_state(tmp_path) == unknown
+
+
+def test_a_future_schema_asks_for_an_upgrade(make_run: Callable[..., RunDirectory]) -> None:
+    run = make_run()
+    assert run.read_manifest()["algorithm"] == "ppo"
+    for key, what in (("config_schema_version", "config"), ("checkpoint_schema_version", "checkpoint")):
+        run.write_manifest(run.read_manifest() | {key: 2})
+        with pytest.raises(RunError) as caught:
+            run.read_manifest()
+        assert f"newer RL Lab: {what} schema version 2, this one reads up to 1" in str(caught.value)
+        assert "`pip install --upgrade rl-lab`" in str(caught.value)
+        assert str(run.manifest_path) in str(caught.value)
+        run.write_manifest({"config_schema_version": 1, "checkpoint_schema_version": 1})
+
+
+@pytest.mark.parametrize("version", [None, "1", True, -1])
+def test_a_schema_version_that_is_no_number_is_refused(version: Any) -> None:
+    with pytest.raises(RunError, match=rf"here: the config schema version is {version!r}; a whole number belongs"):
+        check_schema_version(version, supported=1, what="config", place="here")
+
+
+def rename_gamma(config: dict[str, Any]) -> dict[str, Any]:
+    config["algorithm"]["discount"] = config["algorithm"].pop("gamma")
+    return config
+
+
+def add_seed(config: dict[str, Any]) -> dict[str, Any]:
+    return config | {"seed": 0}
+
+
+def test_an_old_config_climbs_every_version_and_stays_untouched() -> None:
+    old = {"algorithm": {"gamma": 0.99}}
+    new = migrate_config(old, 1, steps={1: rename_gamma, 2: add_seed}, target=3)
+    assert new == {"algorithm": {"discount": 0.99}, "seed": 0}
+    assert old == {"algorithm": {"gamma": 0.99}}
+    assert migrate_config({"algorithm": {"discount": 1}}, 2, steps={1: rename_gamma, 2: add_seed}, target=3) == {
+        "algorithm": {"discount": 1},
+        "seed": 0,
+    }
+
+
+def test_a_config_of_today_is_only_copied() -> None:
+    config = {"algorithm": {"discount": 0.9}}
+    migrated = migrate_config(config, 1)
+    assert migrated == config and migrated["algorithm"] is not config["algorithm"]
+
+
+def test_a_config_that_cannot_be_migrated_says_which_step_is_missing() -> None:
+    with pytest.raises(RunError, match=r"has schema version 1 and .* no longer upgrades version 2 to 3.*manifest.json"):
+        migrate_config({"algorithm": {"gamma": 1}}, 1, steps={1: rename_gamma}, target=3)
+    with pytest.raises(RunError, match=r"The run's config was written by a newer RL Lab.*Upgrade"):
+        migrate_config({}, 9)

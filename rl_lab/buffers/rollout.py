@@ -6,7 +6,7 @@
     action, extras  a0     a1           aT-1    0        not answered yet
     next rollout                                row 0    the pending row is answered first
 
-Each rollout is used once: `sample` hands it out and empties the buffer.
+Each rollout is used once: `sample` hands it out and empties the buffer. One that nobody took gives way to the next.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class RolloutBuffer:
         self._has_pending = False
 
     def add(self, row: Batch) -> None:
-        assert self._length < self.capacity_steps, "the rollout is full: sample it before adding more"
+        if self._has_pending:
+            self._length = 0  # nobody took the last rollout: it gives way to a fresh one
+        assert self._length < self.capacity_steps, "a rollout longer than its buffer"
         if self._storage.keys() != row.keys():
             self._allocate(row)
         for key, value in row.items():

@@ -95,7 +95,8 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.all:
         names = [experiment.name for experiment in composition.list_experiments(config_dir=arguments.config_dir)]
     results = []
-    for name in names or [None]:
+    chosen: list[str | None] = [*names] or [None]
+    for name in chosen:
         with only_json_on_stdout(arguments.json):
             results.append(_check_one(name, overrides, arguments.config_dir))
         if not arguments.json:
@@ -132,7 +133,7 @@ def _diff(arguments: argparse.Namespace) -> int:
         print_json({key: {name: side[key] for name, side in sides if key in side} for key in differing})
     elif differing:
         rows = [(key, _shown(left, key), _shown(right, key)) for key in differing]
-        print(table(("key", arguments.left, arguments.right), rows))
+        print(table(("KEY", arguments.left, arguments.right), rows))
     else:
         print("no difference")
     return 0
@@ -148,20 +149,23 @@ def _shown(config: dict[str, Any], key: str) -> str:
 def _config_of(reference: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The config behind an experiment's name, ENV:ALGORITHM, or a run."""
     from rl_lab import composition
-    from rl_lab.types import RunError
 
     known = [experiment.name for experiment in composition.list_experiments(config_dir=arguments.config_dir)]
     if reference in known or (":" in reference and not Path(reference).exists()):
         return composition.compose(reference, config_dir=arguments.config_dir)
 
     from rl_lab.runs.index import resolve_run
+    from rl_lab.types import RunError
 
     try:
         directory = resolve_run(reference, runs_dir_of(arguments))
     except RunError as error:
         hint = nearest(reference, known)
         raise UsageError(f"'{reference}' is neither an experiment nor a run.{hint}\n  {error}") from error
-    return composition.from_yaml(directory.read_config_text(), place=str(directory.config_path))
+
+    from rl_lab import api
+
+    return api.load_config(directory)
 
 
 def flatten(config: object, prefix: str = "") -> dict[str, Any]:

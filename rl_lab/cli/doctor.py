@@ -156,9 +156,7 @@ def check_threads() -> Iterator[Finding]:
 def check_rendering() -> Iterator[Finding]:
     """Draw one frame without a screen, as evaluation videos do."""
     try:
-        probe = subprocess.run(
-            [sys.executable, "-c", RENDER_PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
-        )
+        probe = _draw_a_frame()
     except subprocess.TimeoutExpired:
         cure = "export SDL_VIDEODRIVER=offscreen MUJOCO_GL=egl"
         yield Finding("rendering", "fail", f"no frame within {PROBE_TIMEOUT_S} s", cure)
@@ -172,6 +170,11 @@ def check_rendering() -> Iterator[Finding]:
         reason = (probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
         cure = "export SDL_VIDEODRIVER=offscreen; pip install -c constraints.txt pygame-ce   (docs/troubleshooting.md)"
         yield Finding("rendering", "fail", f"drawing CartPole-v1 failed: {reason}", cure)
+
+
+def _draw_a_frame() -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", RENDER_PROBE]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
 
 
 def check_video() -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, positive
+from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, positive, runs_dir_of
 from rl_lab.cli.printing import fields, only_json_on_stdout, print_json
 
 DESCRIPTION = """Score a run's policy, acting without exploration, over finished episodes in environments of its own."""
@@ -21,7 +21,9 @@ def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last or @best")
     parser.add_argument("--episodes", type=positive, default=100, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument("--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)")
+    parser.add_argument(
+        "--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, metavar="S", help="of the evaluation environments (default: the run's)")
     parser.add_argument("--video", type=Path, metavar="FILE", help="record an episode as mp4")
     add_runs_dir(parser)
@@ -33,23 +35,24 @@ def build_parser(prog: str) -> Parser:
 def run(arguments: argparse.Namespace) -> int:
     with only_json_on_stdout(arguments.json):
         from rl_lab import api
+        from rl_lab.runs.index import resolve_run
 
+        directory = resolve_run(arguments.run, runs_dir_of(arguments))
         scores = api.evaluate(
-            arguments.run,
+            directory.path,
             episodes=arguments.episodes,
             checkpoint=arguments.checkpoint,
             seed=arguments.seed,
             video=arguments.video,
-            runs_dir=arguments.runs_dir,
         )
     if arguments.json:
         print_json(
-            {"run": arguments.run, "checkpoint": arguments.checkpoint, "episodes": arguments.episodes, "scores": scores}
+            {"run": directory.id, "checkpoint": arguments.checkpoint, "episodes": arguments.episodes, "scores": scores}
         )
     elif arguments.quiet:
-        print(scores.get("eval/return_mean", next(iter(scores.values()))))
+        print(scores["eval/episode_return_mean"])
     else:
-        print(f"{arguments.run}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes")
+        print(f"{directory.id}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes")
         print(fields(scores.items()))
         if arguments.video:
             print(f"  video: {arguments.video}")

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("".join(f"{experiment.name}\n" for experiment in found), end="")
     elif found:
         rows = [(each.name, each.algorithm, each.environment, each.description) for each in found]
-        print(table(("experiment", "algorithm", "environment", "about"), rows))
+        print(table(("EXPERIMENT", "ALGORITHM", "ENVIRONMENT", "ABOUT"), rows))
     else:
         print(f"No experiment matches '{arguments.filter}'. All of them: rl-lab experiments")
     return 0

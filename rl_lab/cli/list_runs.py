@@ -57,6 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _table(rows: list[dict[str, Any]]) -> str:
     from rl_lab.runs.report import duration
 
-    headers = ("run", "state", "algorithm", "environment", "seed", "agent steps", "score", "time")
+    headers = ("RUN", "STATE", "ALGORITHM", "ENVIRONMENT", "SEED", "AGENT STEPS", "SCORE", "TIME")
     names = ("id", "status", "algorithm", "environment", "seed", "agent_steps")
     return table(headers, [(*(row[name] for name in names), best_score(row), duration(row["wall_s"])) for row in rows])

@@ -62,7 +62,7 @@ def plan(sweep: Sequence[tuple[str, list[str]]], arguments: argparse.Namespace) 
     shared = {word for word in sweep[0][1] if all(word in overrides for _, overrides in sweep)}
     several_experiments = len({experiment for experiment, _ in sweep}) > 1
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    members = []
+    members: list[Member] = []
     for index, (experiment, overrides) in enumerate(sweep):
         own = [experiment] * several_experiments + [word for word in overrides if word not in shared]
         label = " ".join(own) or experiment or f"run {index}"
@@ -97,7 +97,7 @@ def summary(members: Sequence[Member], runs_dir: Path) -> str:
             state = f"failed (exit code {member.exit_code})"
         steps = status["counts"].get("agent_steps")
         rows.append((member.label, state, steps, best_score(status), duration(member.seconds), member.run_id))
-    return table(("training", "state", "agent steps", "score", "time", "run"), rows)
+    return table(("TRAINING", "STATE", "AGENT STEPS", "SCORE", "TIME", "RUN"), rows)
 
 
 class _Supervisor:

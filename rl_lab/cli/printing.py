@@ -62,7 +62,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         ]
         return "  ".join(cells).rstrip()
 
-    return "\n".join([render([header.upper() for header in headers]), *(render(line) for line in body)])
+    return "\n".join([render(headers), *(render(line) for line in body)])
 
 
 def fields(pairs: Iterable[tuple[str, object]], indent: int = 2) -> str:

@@ -107,7 +107,7 @@ def describe(facts: dict[str, Any]) -> str:
         ("best score", status["best_score"]),
         ("final score", status["final_score"]),
     ]
-    curves = [(name, _curve_line(values)) for name, values in facts["curves"].items() if values]
+    curves = [(name, _curve_line(values)) for name, values in facts["curves"].items() if len(values) > 1]
     files = [(name, _relative(path)) for name, path in facts["paths"].items()]
     sections = {"": what, "progress": progress, "curves": curves, "files": files}
     blocks = [f"{title}\n{fields(pairs)}".strip("\n") for title, pairs in sections.items() if pairs]

@@ -24,7 +24,7 @@ from rl_lab.types import (
     TimeStep,
 )
 from rl_lab.utils.timing import Stopwatch
-from rl_lab.utils.tree import map_leaves
+from rl_lab.utils.tree import map_leaves, tensors_to_numpy
 
 Policy = Callable[..., PolicyStep]
 
@@ -142,9 +142,8 @@ class Collector:
         self.restarts = state["restarts"]
         self._pending = None
         if state["pending"] is not None:
-            arrays = map_leaves(np.asarray, state["pending"])
-            self._pending = EnvRows(**arrays)
-            self.environment.set_state(state["environment"])
+            self._pending = EnvRows(**tensors_to_numpy(state["pending"]))
+            self.environment.set_state(tensors_to_numpy(state["environment"]))
             self._drain_events()
 
 

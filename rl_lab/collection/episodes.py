@@ -57,7 +57,7 @@ class EpisodeTracker:
         }
 
     def set_state(self, state: StateTree) -> None:
-        self._returns = np.array(state["returns"], dtype=np.float64)
-        self._lengths = np.array(state["lengths"], dtype=np.int64)
+        self._returns = np.asarray(state["returns"]).copy()
+        self._lengths = np.asarray(state["lengths"]).copy()
         self._recent.clear()
         self._recent.extend((float(episode_return), int(length)) for episode_return, length in state["recent"])

@@ -60,9 +60,7 @@ class ObservationEncoder(nn.Module):
             _through(network, observation[key])
             for key, network in zip(self.image_keys, self.image_networks, strict=True)
         ]
-        parts += [
-            reader(observation[key]) for key, reader in zip(self.vector_keys, self.vectors.values(), strict=True)
-        ]
+        parts += [reader(observation[key]) for key, reader in zip(self.vector_keys, self.vectors.values(), strict=True)]
         return self.mlp(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
 
 
@@ -82,6 +80,8 @@ class _VectorReader(nn.Module):
 
 class _OneHotReader(nn.Module):
     """Discrete values as one-hots, side by side."""
+
+    starts: Tensor
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()

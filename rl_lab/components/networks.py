@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -54,7 +55,7 @@ class MLP(nn.Module):
         self.activation = choose(ACTIVATIONS, activation, place="MLP activation")
         make_norm = choose(NORMS, norm, place="MLP norm")
         sizes = [input_size, *_positive(hidden_sizes)]
-        self.hidden = nn.ModuleList(linear(before, after) for before, after in zip(sizes, sizes[1:], strict=False))
+        self.hidden = nn.ModuleList(linear(before, after) for before, after in pairwise(sizes))
         self.norms = nn.ModuleList(make_norm(size) for size in sizes[1:]) if make_norm is not None else None
         self.output = linear(sizes[-1], output_size, gain=output_gain) if output_size is not None else None
         self.output_size = sizes[-1] if output_size is None else output_size
@@ -135,7 +136,7 @@ class ImpalaCNN(nn.Module):
     ) -> None:
         super().__init__()
         depths = [image_shape[2], *channels]
-        stages = [_ImpalaStage(before, after) for before, after in zip(depths, depths[1:], strict=False)]
+        stages = [_ImpalaStage(before, after) for before, after in pairwise(depths)]
         self.convolutions = nn.Sequential(*stages, nn.ReLU(inplace=True))
         self.projection = linear(_flat_size(self.convolutions, image_shape), image_features)
         self.output_size = image_features
@@ -198,6 +199,6 @@ def _flat_size(convolutions: nn.Module, image_shape: Sequence[int]) -> int:
 def _positive(hidden_sizes: Sequence[int]) -> list[int]:
     if isinstance(hidden_sizes, str) or any(not isinstance(size, int) or size < 1 for size in hidden_sizes):
         raise ConfigError(
-            f"hidden_sizes is {hidden_sizes!r}; allowed is a list of whole numbers from 1 on. Write for example [64, 64]."
+            f"hidden_sizes is {hidden_sizes!r}; allowed is a list of whole numbers from 1 on. Write, say, [64, 64]."
         )
     return list(hidden_sizes)

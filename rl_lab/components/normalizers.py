@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -52,7 +54,7 @@ class ObservationNormalizer(nn.Module):
     observation's spec to [-1, 1].
     """
 
-    modes = {"off": "off", "rolling": "rolling", "static": "static"}
+    modes: ClassVar[dict[str, str]] = {"off": "off", "rolling": "rolling", "static": "static"}
 
     def __init__(
         self,
@@ -69,7 +71,6 @@ class ObservationNormalizer(nn.Module):
         specs = {key: spec for key, spec in observation.items() if spec.dtype.startswith("float")}
         self.keys = tuple(specs) if mode != "off" else ()
         self.scales = nn.ModuleList(_Scale(key, specs[key], mode) for key in self.keys)
-        self.moments = nn.ModuleList(RunningMoments(specs[key].shape) for key in self.keys if mode == "rolling")
 
     def forward(self, observation: Batch) -> Batch:
         """The same keys, `[..., *shape]` each; the very same dict when there is nothing to do."""
@@ -85,10 +86,9 @@ class ObservationNormalizer(nn.Module):
         if self.mode != "rolling":
             return
         weight = None if valid is None else valid.reshape(-1)
-        for key, scale, moments in zip(self.keys, self.scales, self.moments, strict=True):
-            moments.update(observation[key].reshape(-1, *scale.center.shape), weight)  # type: ignore[union-attr, operator]
-            scale.center.copy_(moments.mean)  # type: ignore[operator, union-attr]
-            scale.factor.copy_((moments.variance + self.epsilon).rsqrt())  # type: ignore[operator, union-attr]
+        for key, scale in zip(self.keys, self.scales, strict=True):
+            assert isinstance(scale, _Scale)
+            scale.learn(observation[key], weight, self.epsilon)
 
 
 class _Scale(nn.Module):
@@ -112,9 +112,16 @@ class _Scale(nn.Module):
             factor = torch.where(high > low, factor, 1.0)  # a constant stays near 0
         self.register_buffer("center", center)
         self.register_buffer("factor", factor)
+        self.moments = RunningMoments(spec.shape) if mode == "rolling" else None
 
     def forward(self, array: Tensor) -> Tensor:
         return (array - self.center) * self.factor
+
+    def learn(self, array: Tensor, weight: Tensor | None, epsilon: float) -> None:
+        assert self.moments is not None
+        self.moments.update(array.reshape(-1, *self.center.shape), weight)
+        self.center.copy_(self.moments.mean)
+        self.factor.copy_((self.moments.variance + epsilon).rsqrt())
 
 
 class RewardNormalizer(nn.Module):
@@ -127,7 +134,7 @@ class RewardNormalizer(nn.Module):
     Nothing is subtracted: the sign of a reward keeps its meaning.
     """
 
-    modes = {"off": "off", "return_scale": "return_scale"}
+    modes: ClassVar[dict[str, str]] = {"off": "off", "return_scale": "return_scale"}
     running_return: Tensor
     factor: Tensor
 

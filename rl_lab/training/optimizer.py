@@ -59,7 +59,9 @@ class Optimizer:
             raise ConfigError(f"optimizer accumulate: {accumulate}; allowed is a whole number from 1 on. Write 1.")
         for place, limit in (("max_grad_norm", max_grad_norm), ("adaptive_clip", adaptive_clip)):
             if limit is not None and limit <= 0:
-                raise ConfigError(f"optimizer {place}: {limit}; allowed is a number above 0. Write null to switch it off.")
+                raise ConfigError(
+                    f"optimizer {place}: {limit}; allowed is a number above 0. Write null to switch it off."
+                )
         named = named_parameters(parameters)
         self.parameters = list(named.values())
         self.learning_rate = parse_number(learning_rate, "optimizer learning_rate")
@@ -106,7 +108,9 @@ class Optimizer:
         if self.loss_scale is not None and not self.loss_scale.accepts(grad_norm):
             return metrics
         if self.adaptive_clip is not None:
-            clipped = [parameter for parameter in self.parameters if parameter.requires_grad and parameter.grad is not None]
+            clipped = [
+                parameter for parameter in self.parameters if parameter.requires_grad and parameter.grad is not None
+            ]
             clip_adaptively(clipped, gradients, self.adaptive_clip)
         divisor = None
         if self.max_grad_norm is not None:

@@ -29,12 +29,14 @@ class Runtime:
     ) -> None:
         self.device = resolve_device(device)
         if precision not in PRECISIONS:
-            allowed = ", ".join(PRECISIONS)
             raise ConfigError(
-                f"runtime precision: '{precision}' is not known; allowed: {allowed}.{did_you_mean(str(precision), PRECISIONS)}"
+                f"runtime precision: '{precision}' is not known; allowed: {', '.join(PRECISIONS)}."
+                f"{did_you_mean(str(precision), PRECISIONS)}"
             )
         if precision == "fp16" and self.device.type == "cpu":
-            raise ConfigError("runtime precision: fp16 needs a GPU and the device is cpu. Write precision: bf16 or fp32.")
+            raise ConfigError(
+                "runtime precision: fp16 needs a GPU and the device is cpu. Write precision: bf16 or fp32."
+            )
         self.precision = precision
         self.compiles = compile
         self.threads = self._set_threads(threads)
@@ -84,7 +86,7 @@ class Runtime:
     def _set_determinism(self) -> None:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=True)
         # Filling fresh memory would cost time on every operation and change no result that reads only what it wrote.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         if self.device.type == "cuda":
             if self.deterministic:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts

@@ -1,11 +1,11 @@
 """Any number may change over a run: `3e-4`, `linear(3e-4, 0)`, or the same spelt out as a mapping.
 
-       value
-  start |   ______                      warmup: from 0 up to start, linearly
-        |  /      \\                     then from start to end: linear, cosine or exponential
-        | /        \\_____  end          after `over`: end
-        +-----------------------------> unit: fraction of the phase, agent_steps, env_frames, updates, episodes
-          warmup   over
+     value
+start |   ______                      warmup: from 0 up to start, linearly
+      |  /      \\                     then from start to end: linear, cosine or exponential
+      | /        \\_____  end          after `over`: end
+      +-----------------------------> unit: fraction of the phase, agent_steps, env_frames, updates, episodes
+        warmup   over
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from rl_lab.types import ConfigError, Progress, did_you_mean
@@ -89,24 +89,21 @@ def parse_number(value: Any, place: str) -> Number:
 
 
 def _from_mapping(mapping: Mapping[str, Any], place: str) -> Schedule:
-    allowed = ["schedule", *(f.name for f in fields(Schedule) if f.name not in ("kind", "place"))]
+    allowed = ["schedule", "start", "end", "unit", "over", "warmup"]
     for key in mapping:
         if key not in allowed:
-            raise ConfigError(
-                f"{place}: a schedule has no key '{key}'; allowed: {', '.join(allowed)}.{did_you_mean(str(key), allowed)}"
-            )
-    settings: dict[str, Any] = {key: mapping[key] for key in ("schedule", "unit") if key in mapping}
-    for key in ("start", "end", "over", "warmup"):
-        if mapping.get(key) is not None:
-            settings[key] = _number(mapping[key], f"{place}.{key}")
+            nearest = did_you_mean(str(key), allowed)
+            raise ConfigError(f"{place}: a schedule has no key '{key}'; allowed: {', '.join(allowed)}.{nearest}")
+    kind, unit = mapping.get("schedule", "linear"), mapping.get("unit", "fraction")
+    numbers = ("start", "end", "over", "warmup")
+    settings = {key: _number(mapping[key], f"{place}.{key}") for key in numbers if mapping.get(key) is not None}
     if "start" not in settings:
         raise ConfigError(f"{place}: a schedule needs a start. {EXAMPLE}")
-    if settings.get("unit", "fraction") != "fraction" and settings.get("schedule") != "constant":
-        if "over" not in settings:
-            raise ConfigError(f"{place}: over how many {settings['unit']}? Write over: 50000, say.")
-    if "over" not in settings and settings.get("unit", "fraction") != "fraction":
+    if "over" not in settings and unit != "fraction":
+        if kind != "constant":
+            raise ConfigError(f"{place}: over how many {unit}? Write over: 50000, say.")
         settings["over"] = math.inf  # a constant with a warm-up has no end to reach
-    return Schedule(kind=settings.pop("schedule", "linear"), place=place, **settings)
+    return Schedule(kind=kind, unit=unit, place=place, **settings)
 
 
 def _from_text(text: str, place: str) -> Number:

@@ -39,7 +39,8 @@ class TargetNetwork(nn.Module):
         self.calls += 1
         if self.calls % self.every != 0:
             return
-        ours, theirs = list(self.module.parameters()), list(module.parameters())
+        ours: list[Tensor] = list(self.module.parameters())
+        theirs: list[Tensor] = list(module.parameters())
         if self.rate == 1.0:
             torch._foreach_copy_(ours, theirs)
         else:

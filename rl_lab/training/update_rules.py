@@ -43,12 +43,10 @@ class UpdateRule:
         with torch.no_grad():
             self.state = {slot: [torch.zeros_like(p) for p in self.parameters] for slot in self.slots}
 
-    def apply(
-        self, gradients: Sequence[Tensor | None], learning_rate: float, divisor: Tensor | None = None
-    ) -> None:
+    def apply(self, gradients: Sequence[Tensor | None], learning_rate: float, divisor: Tensor | None = None) -> None:
         """Change every parameter that has a gradient, once. Gradients count divided by `divisor` (a scalar)."""
         counts = self.counts
-        everyone = counts.count(counts[0]) == len(counts) and all([gradient is not None for gradient in gradients])
+        everyone = counts.count(counts[0]) == len(counts) and all(gradient is not None for gradient in gradients)
         with torch.no_grad():
             if everyone:
                 self.counts = [counts[0] + 1] * len(counts)
@@ -56,9 +54,7 @@ class UpdateRule:
             else:
                 self._apply_by_count(gradients, learning_rate, divisor)
 
-    def _apply_by_count(
-        self, gradients: Sequence[Tensor | None], learning_rate: float, divisor: Tensor | None
-    ) -> None:
+    def _apply_by_count(self, gradients: Sequence[Tensor | None], learning_rate: float, divisor: Tensor | None) -> None:
         members_by_count: dict[int, list[int]] = {}
         for index, gradient in enumerate(gradients):
             if gradient is not None:
@@ -118,9 +114,7 @@ class Adam(UpdateRule):
         weight_decay: float,
         momentum: float,
     ) -> None:
-        super().__init__(
-            parameters, epsilon=epsilon, betas=betas, weight_decay=weight_decay, momentum=momentum
-        )
+        super().__init__(parameters, epsilon=epsilon, betas=betas, weight_decay=weight_decay, momentum=momentum)
         self._count_tensor = torch.zeros((), device=self.parameters[0].device)  # the kernel wants it on its device
 
     def change(
@@ -139,7 +133,7 @@ class Adam(UpdateRule):
             state["mean_square"],
             [],
             [self._count_tensor.fill_(count)] * len(parameters),
-            lr=learning_rate,
+            lr=learning_rate,  # type: ignore[arg-type]
             beta1=self.betas[0],
             beta2=self.betas[1],
             weight_decay=self.weight_decay,

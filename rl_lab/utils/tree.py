@@ -54,6 +54,11 @@ def numpy_to_tensors(tree: Any) -> Any:
     return map_leaves(convert, tree)
 
 
+def tensors_to_numpy(tree: Any) -> Any:
+    """Tensors become numpy arrays; everything else stays as it is."""
+    return map_leaves(lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
 def flatten_time(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """`[B, T, ...]` to `[B*T, ...]` for every key."""
     return {key: value.flatten(0, 1) for key, value in batch.items()}

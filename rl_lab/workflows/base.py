@@ -114,3 +114,9 @@ class WorldModelWorkflow(Workflow):
 
     @abstractmethod
     def imagine(self, start: Batch, *, horizon: int) -> Batch: ...
+
+
+def named(taken: Metrics, optimizer: str = "") -> Metrics:
+    """What an optimiser's step reports, under its name in the log; several optimisers are told apart by theirs."""
+    prefix = f"train/{optimizer}_" if optimizer else "train/"
+    return {f"{prefix}{name}": value for name, value in taken.items()}

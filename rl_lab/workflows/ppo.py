@@ -18,7 +18,7 @@ from rl_lab.components.return_computers import lambda_return
 from rl_lab.components.statistics import mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, Workflow
+from rl_lab.workflows.base import Mode, Workflow, named
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -122,26 +122,31 @@ class PPO(Workflow):
         steps: list[Metrics] = []
         epochs_done, gradient_steps = 0, 0
         for epoch in range(self.epochs):
-            is_last_epoch = epoch == self.epochs - 1
+            is_watched = self.target_kl is not None or epoch == self.epochs - 1  # metrics of the last epoch suffice
             for minibatch in self.minibatches(samples):
                 with self.context.runtime.autocast():
-                    loss = self.loss(minibatch, clip_range=clip_range, value_clip_range=value_clip)
+                    loss = self.loss(
+                        minibatch, clip_range=clip_range, value_clip_range=value_clip, with_metrics=is_watched
+                    )
                 taken = self.optimizer.step(loss.total(scales), phase.progress)
                 gradient_steps += 1
-                if is_last_epoch or self.target_kl is not None:
-                    steps.append({**{f"loss/{k}": v.detach() for k, v in loss.terms.items()}, **loss.metrics, **_named(taken)})
+                if is_watched:
+                    steps.append({**{f"loss/{k}": v.detach() for k, v in loss.terms.items()}, **loss.metrics, **named(taken)})
             epochs_done += 1
             if self.target_kl is not None and bool(steps[-1]["controller/approx_kl"] > 1.5 * self.target_kl):
                 break  # 1.5: the customary margin of the reference implementations
         self.learn_statistics(batch)
-        metrics |= {name: torch.stack([torch.as_tensor(step[name]) for step in steps]).mean() for name in steps[0]}
+        for name in dict.fromkeys(name for step in steps for name in step):
+            metrics[name] = torch.stack([torch.as_tensor(step[name]) for step in steps if name in step]).mean()
         return metrics | {
             "train/epochs_done": epochs_done,
             "train/gradient_steps": gradient_steps,
             "train/clip_range": clip_range,
         }
 
-    def loss(self, sample: Batch, *, clip_range: float, value_clip_range: float | None) -> LossOutput:
+    def loss(
+        self, sample: Batch, *, clip_range: float, value_clip_range: float | None, with_metrics: bool = True
+    ) -> LossOutput:
         policy, value = self.policy_and_value(sample)
         valid = sample.get("valid")  # None: every sample counts
         log_ratio = policy.log_prob(sample["action"]) - sample["log_prob"]
@@ -160,13 +165,15 @@ class PPO(Workflow):
             value_error = torch.maximum(value_error, (near - sample["return"]).square())
 
         entropy = mean(policy.entropy(), valid)
+        terms = {"policy": policy_loss, "value": mean(value_error, valid), "entropy": -entropy}
+        if not with_metrics:
+            return LossOutput(terms)
         with torch.no_grad():
             metrics = {
                 "controller/entropy": entropy.detach(),
                 "controller/approx_kl": mean(ratio - 1.0 - log_ratio, valid),  # k3 of joschu.net/blog/kl-approx.html
                 "controller/clip_fraction": mean(((ratio - 1.0).abs() > clip_range).float(), valid),
             }
-        terms = {"policy": policy_loss, "value": mean(value_error, valid), "entropy": -entropy}
         return LossOutput(terms, metrics)
 
     def policy_and_value(self, sample: Batch) -> tuple[Any, Tensor]:
@@ -237,11 +244,6 @@ class PPO(Workflow):
         pending = self.observation_normalizer({key: batch[key][:, -1] for key in self.context.spec.observation})
         features = self.encoder(pending) if self.critic_encoder is None else self.critic_encoder(pending)
         return self.critic(features)
-
-
-def _named(taken: Metrics) -> Metrics:
-    """What the optimiser reports, under the names of the log."""
-    return {f"train/{name}": value for name, value in taken.items()}
 
 
 def only_valid(samples: Batch) -> Batch:

@@ -17,7 +17,7 @@ from rl_lab.components.return_computers import episode_return, lambda_return
 from rl_lab.components.statistics import mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, Workflow
+from rl_lab.workflows.base import Mode, Workflow, named
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -79,7 +79,7 @@ class Reinforce(Workflow):
             loss = self.loss(batch)
         taken = self.optimizer.step(loss.total(scales), phase.progress)
         terms = {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
-        return {**terms, **loss.metrics, **taken, "train/gradient_steps": 1}
+        return {**terms, **loss.metrics, **named(taken), "train/gradient_steps": 1}
 
     def loss(self, batch: Batch) -> LossOutput:
         """

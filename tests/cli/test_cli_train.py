@@ -14,7 +14,11 @@ from rl_lab.types import ConfigError
 
 
 def a_run(state: str = "finished") -> SimpleNamespace:
-    return SimpleNamespace(id="r1", path=Path("runs/r1"), status={"state": state, "message": "Continue with `rl-lab resume r1`." if state == "interrupted" else ""})
+    return SimpleNamespace(
+        id="r1",
+        path=Path("runs/r1"),
+        status={"state": state, "message": "Continue with `rl-lab resume r1`." if state == "interrupted" else ""},
+    )
 
 
 def split_sweep(overrides: list[str]) -> list[list[str]]:

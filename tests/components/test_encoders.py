@@ -24,7 +24,7 @@ def a_row(*leading: int) -> Batch:
     return {
         "camera": torch.randint(0, 256, (*leading, 16, 16, 3), dtype=torch.uint8),
         "joints": torch.randn(*leading, 2, 3),
-        "speed": torch.randn(*leading),
+        "speed": torch.randn(leading),
         "room": torch.randint(0, 5, leading),
         "cards": torch.randint(0, 2, (*leading, 2)),
         "bytes": torch.randint(0, 256, (*leading, 2), dtype=torch.uint8),
@@ -88,22 +88,22 @@ def test_dots_in_keys_are_allowed() -> None:
 
 
 def test_unknown_keys_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="no observation 'vectr'; it has vector. Did you mean 'vector'"):
+    with pytest.raises(ConfigError, match=r"no observation 'vectr'; it has vector. Did you mean 'vector'"):
         ObservationEncoder(observation=VECTOR, keys=["vectr"])
 
 
 def test_looking_at_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no observation is left to look at"):
+    with pytest.raises(ConfigError, match=r"no observation is left to look at"):
         ObservationEncoder(observation={"action_mask": ArraySpec((4,), "int64")})
-    with pytest.raises(ConfigError, match="no observation is left to look at"):
+    with pytest.raises(ConfigError, match=r"no observation is left to look at"):
         ObservationEncoder(observation=VECTOR, keys=[])
 
 
 def test_a_discrete_spec_without_counts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'cards' is discrete with shape .* counts values for 1 elements"):
+    with pytest.raises(ConfigError, match=r"'cards' is discrete with shape .* counts values for 1 elements"):
         ObservationEncoder(observation={"cards": ArraySpec((2,), "int64", num_values=(3,))})
 
 
 def test_nature_on_a_small_image_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Write image_network: small"):
+    with pytest.raises(ConfigError, match=r"Write image_network: small"):
         ObservationEncoder(observation=EVERYTHING, image_network="nature")

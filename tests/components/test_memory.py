@@ -136,5 +136,5 @@ def test_no_graph_is_kept_without_gradients(kind: type[Memory]) -> None:
 
 
 def test_a_memory_without_room_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hidden_size is 0; allowed is a whole number from 1 on"):
+    with pytest.raises(ConfigError, match=r"hidden_size is 0; allowed is a whole number from 1 on"):
         GRUMemory(input_size=3, hidden_size=0)

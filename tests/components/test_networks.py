@@ -69,7 +69,8 @@ def test_a_loaded_and_a_moved_mlp_read_the_new_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "size"), [(NatureCNN, 84), (NatureCNN, 36), (ImpalaCNN, 64), (ImpalaCNN, 16), (SmallCNN, 16), (SmallCNN, 7)]
+    ("kind", "size"),
+    [(NatureCNN, 84), (NatureCNN, 36), (ImpalaCNN, 64), (ImpalaCNN, 16), (SmallCNN, 16), (SmallCNN, 7)],
 )
 def test_image_networks_accept_their_sizes(kind: type[NatureCNN] | type[ImpalaCNN], size: int) -> None:
     network = kind(image_shape=(size, size, 3), image_features=10)
@@ -91,16 +92,16 @@ def test_auto_chooses_by_size() -> None:
 
 
 def test_nature_refuses_small_images_and_names_the_cure() -> None:
-    with pytest.raises(ConfigError, match="at least 36x36 pixels; this one is 16x20. Write image_network: small"):
+    with pytest.raises(ConfigError, match=r"at least 36x36 pixels; this one is 16x20. Write image_network: small"):
         NatureCNN(image_shape=(16, 20, 3))
 
 
 def test_misspelt_names_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="MLP activation: 'tanhh' is not known.*Did you mean 'tanh'"):
+    with pytest.raises(ConfigError, match=r"MLP activation: 'tanhh' is not known.*Did you mean 'tanh'"):
         MLP(input_size=2, activation="tanhh")
-    with pytest.raises(ConfigError, match="MLP norm: 'layr' is not known; allowed: none, layer, rms.*'layer'"):
+    with pytest.raises(ConfigError, match=r"MLP norm: 'layr' is not known; allowed: none, layer, rms.*'layer'"):
         MLP(input_size=2, norm="layr")
-    with pytest.raises(ConfigError, match="image_network: 'natur' is not known; allowed: auto, nature.*'nature'"):
+    with pytest.raises(ConfigError, match=r"image_network: 'natur' is not known; allowed: auto, nature.*'nature'"):
         make_image_network("natur", image_shape=(84, 84, 3), image_features=8)
 
 

@@ -38,18 +38,18 @@ def test_rolling_statistics_equal_numpy_over_all_batches() -> None:
     expected = (batches[0] - everything.mean(0)) / np.sqrt(everything.var(0) + 1e-8)
     found = normalizer({"vector": torch.from_numpy(batches[0])})["vector"].numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(normalizer.moments[0].variance.numpy(), everything.var(0), rtol=1e-12)
+    np.testing.assert_allclose(normalizer.scales[0].moments.variance.numpy(), everything.var(0), rtol=1e-12)
 
 
 def test_rows_that_are_not_valid_do_not_count() -> None:
     rows = torch.tensor([[[1.0, 1.0, 1.0], [3.0, 5.0, 7.0]], [[9e9, 9e9, 9e9], [5.0, 9.0, 13.0]]])
     normalizer = rolling()
     normalizer.update({"vector": rows}, torch.tensor([[True, True], [False, True]]))
-    assert normalizer.moments[0].mean.tolist() == [3.0, 5.0, 7.0]
-    assert normalizer.moments[0].count.item() == 3
+    assert normalizer.scales[0].moments.mean.tolist() == [3.0, 5.0, 7.0]
+    assert normalizer.scales[0].moments.count.item() == 3
     normalizer.update({"vector": rows}, torch.zeros(2, 2, dtype=torch.bool))
-    assert normalizer.moments[0].count.item() == 3
-    assert normalizer.moments[0].mean.tolist() == [3.0, 5.0, 7.0]
+    assert normalizer.scales[0].moments.count.item() == 3
+    assert normalizer.scales[0].moments.mean.tolist() == [3.0, 5.0, 7.0]
 
 
 def test_before_any_update_nothing_changes_but_the_clip() -> None:
@@ -91,16 +91,16 @@ def test_statistics_travel_in_the_state_dict() -> None:
 
 
 def test_static_without_bounds_is_refused_by_key() -> None:
-    with pytest.raises(ConfigError, match="observation 'speed' has no finite bounds. Write mode: rolling"):
+    with pytest.raises(ConfigError, match=r"observation 'speed' has no finite bounds. Write mode: rolling"):
         ObservationNormalizer(observation={"speed": ArraySpec((1,), "float32")}, mode="static")
 
 
 def test_misspelt_modes_and_clips_are_refused() -> None:
-    with pytest.raises(ConfigError, match="observation normalizer mode: 'roling'.*Did you mean 'rolling'"):
+    with pytest.raises(ConfigError, match=r"observation normalizer mode: 'roling'.*Did you mean 'rolling'"):
         ObservationNormalizer(observation=OBSERVATION, mode="roling")
-    with pytest.raises(ConfigError, match="reward normalizer mode: 'scale'.*allowed: off, return_scale"):
+    with pytest.raises(ConfigError, match=r"reward normalizer mode: 'scale'.*allowed: off, return_scale"):
         RewardNormalizer(num_envs=2, mode="scale")
-    with pytest.raises(ConfigError, match="reward normalizer clip: 0; allowed is a number above 0"):
+    with pytest.raises(ConfigError, match=r"reward normalizer clip: 0; allowed is a number above 0"):
         RewardNormalizer(num_envs=2, clip=0)
 
 

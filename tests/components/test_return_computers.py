@@ -121,12 +121,12 @@ def test_stored_rows_build_no_graph() -> None:
 
 @pytest.mark.parametrize("name", ["discount", "lambda_"])
 def test_numbers_outside_zero_to_one_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is 1.5; allowed is 0 to 1"):
+    with pytest.raises(ConfigError, match=rf"{name} is 1.5; allowed is 0 to 1"):
         rc.TDLambda(**{name: 1.5})
 
 
 def test_zero_steps_are_refused() -> None:
-    with pytest.raises(ConfigError, match="n is 0; allowed is a whole number from 1 on"):
+    with pytest.raises(ConfigError, match=r"n is 0; allowed is a whole number from 1 on"):
         rc.NStep(n=0)
 
 
@@ -169,7 +169,9 @@ def rollouts(draw: st.DrawFn) -> list[dict[str, list[float]]]:
     number = st.floats(-5, 5, width=32)
     envs = []
     for _ in range(batch):
-        ends = draw(st.lists(st.sampled_from("goes on,goes on,terminal,limit".split(",")), min_size=length, max_size=length))
+        ends = draw(
+            st.lists(st.sampled_from(["goes on", "goes on", "terminal", "limit"]), min_size=length, max_size=length)
+        )
         reward = draw(st.lists(number, min_size=length, max_size=length))
         value = draw(st.lists(number, min_size=length, max_size=length))
         for t in range(1, length):

@@ -1,0 +1,217 @@
+"""Interrupted equals uninterrupted, bit for bit: every metrics row and every saved number.
+
+Two kinds of cut: inside one process at chosen cycles (many, quick), and kill -9 of a real training process at a
+random instant, as an out-of-memory killer or a power cut would do it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_lab import api
+from rl_lab.composition import compose
+from rl_lab.metrics.names import is_wall_clock
+from rl_lab.runs.checkpoint import CheckpointStore
+from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.utils.tree import equal
+from rl_lab.wiring import Experiment, build
+
+COMMON = [
+    "training.checkpoint.every_updates=2",
+    "training.checkpoint.every_minutes=null",
+    "evaluation.every_updates=4",
+    "evaluation.episodes=2",
+    "evaluation.final_episodes=2",
+    "evaluation.num_envs=2",
+    "evaluation.timeout_steps=50",
+    "evaluation.video=false",
+    "logging.tensorboard=false",
+]
+SMALL_PPO = ["algorithm.epochs=2", "algorithm.minibatch_size=32", "training.phases.train.collect_steps=16"]
+CASES = {
+    "ppo discrete, native": ["ppo_cartpole", "environment.num_envs=4", *SMALL_PPO],
+    "ppo discrete, sync": ["ppo_cartpole", "environment.num_envs=4", "environment.vectorization=sync", *SMALL_PPO],
+    "ppo discrete, async": ["ppo_cartpole", "environment.num_envs=4", "environment.vectorization=async", *SMALL_PPO],
+    "ppo continuous with normalisation": ["ppo_pendulum", "environment.num_envs=4", *SMALL_PPO],
+    "ppo with memory": ["ppo_recall", "environment.num_envs=4", *SMALL_PPO],
+    "ppo with lstm and schedules": [
+        "ppo_recall",
+        "memory=lstm",
+        "environment.num_envs=4",
+        "optimizers.controller.learning_rate='linear(1e-3, 0)'",
+        "algorithm.clip_range='linear(0.2, 0)'",
+        *SMALL_PPO,
+    ],
+    "reinforce": ["reinforce_cartpole", "environment.num_envs=4", "buffers.episodes.episodes_per_batch=4"],
+    "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
+}
+
+
+def overrides_of(case: str, *, updates: int) -> tuple[str, list[str]]:
+    experiment, *own = CASES[case]
+    phase, unit = ("play", "cycles") if experiment == "random_cartpole" else ("train", "updates")
+    length = [f"training.phases.{phase}.duration_steps=null", f"training.phases.{phase}.duration_{unit}={updates}"]
+    return experiment, [*COMMON, *own, *length]
+
+
+def reproducible_rows(run_path: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run_path / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not is_wall_clock(name)} for row in rows]
+
+
+def reproducible_state(run_path: Path) -> dict[str, Any]:
+    state = dict(CheckpointStore(run_path / "checkpoints").load("latest").state)
+    state["progress"] = {name: value for name, value in state["progress"].items() if name != "wall_s"}
+    state["logger"] = state["logger"]["window"]
+    return state
+
+
+def assert_same_run(cut: Path, whole: Path) -> None:
+    assert reproducible_rows(cut) == reproducible_rows(whole)
+    cut_state, whole_state = reproducible_state(cut), reproducible_state(whole)
+    assert cut_state.keys() == whole_state.keys()
+    for section in whole_state:
+        assert equal(cut_state[section], whole_state[section]), f"section '{section}' differs"
+
+
+# --- cuts at chosen cycles, in one process ---
+
+
+def run_to_the_end(config: dict[str, Any], path: Path, *, cuts: list[int]) -> None:
+    """Train in `path`, interrupted after each cycle in `cuts` and continued by a newly built experiment."""
+    run = RunDirectory.create(path.parent, run_id=path.name, name="test", seed=0)
+    checked: Callable[[], bool]
+    for attempt in range(len(cuts) + 1):
+        stop_at = cuts[attempt] if attempt < len(cuts) else None
+        experiment: Experiment
+        checked = lambda: stop_at is not None and experiment.orchestrator.scheduler.cycles >= stop_at  # noqa: B023, E731
+        experiment = build(config, run=run, quiet=True, interrupted=checked)
+        try:
+            if attempt > 0:
+                found = CheckpointStore(run.checkpoints_dir).load_newest_valid(lambda sentence: None)
+                assert found is not None
+                experiment.restore(found)
+            outcome = experiment.orchestrator.run()
+            assert outcome == ("finished" if stop_at is None else "interrupted")
+        finally:
+            experiment.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_cut_at_several_cycles_equals_the_uninterrupted_run(case: str, tmp_path: Path) -> None:
+    experiment, overrides = overrides_of(case, updates=7)
+    config = compose(experiment, overrides)
+    run_to_the_end(config, tmp_path / "whole", cuts=[])
+    run_to_the_end(config, tmp_path / "cut", cuts=[1, 4, 5])
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_checkpoint_between_two_log_rows_keeps_the_unwritten_window(tmp_path: Path) -> None:
+    experiment, overrides = overrides_of("ppo discrete, native", updates=9)
+    config = compose(experiment, [*overrides, "logging.every_updates=4", "evaluation.every_updates=null"])
+    run_to_the_end(config, tmp_path / "whole", cuts=[])
+    run_to_the_end(config, tmp_path / "cut", cuts=[3, 6])
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_curriculum_cut_in_every_phase_equals_the_uninterrupted_run(tmp_path: Path) -> None:
+    experiment, overrides = overrides_of("ppo discrete, sync", updates=3)
+    config = compose(experiment, overrides)
+    prefill = {"name": "prefill", "controller": "random", "workflow_hooks": [], "collect_steps": 8, "duration_cycles": 3}
+    finetune = {"name": "finetune", "freeze": ["encoder"], "collect_steps": 8, "duration_cycles": 3}
+    config["training"]["phases"] = [prefill, *config["training"]["phases"], finetune]
+    run_to_the_end(config, tmp_path / "whole", cuts=[])
+    run_to_the_end(config, tmp_path / "cut", cuts=[2])
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+# --- kill -9 of a real process ---
+
+
+def train_process(run_id: str, runs_dir: Path, experiment: str, overrides: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "rl_lab", "train", experiment, *overrides, "-q"]
+    command += ["--run-id", run_id, "--runs-dir", str(runs_dir)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def wait_for_rows(path: Path, count: int, process: subprocess.Popen[bytes], *, timeout_s: float = 60.0) -> None:
+    """Until the metrics file has `count` rows or the process has ended."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.002)
+
+
+def kill_at_a_random_instant(case: str, runs_dir: Path, seed: int) -> None:
+    """Start the run, kill it somewhere between its start and its end, resume; again if it lives long enough."""
+    chance = random.Random(seed)
+    experiment, overrides = overrides_of(case, updates=30)
+    process = train_process("cut", runs_dir, experiment, overrides)
+    wait_for_rows(runs_dir / "cut" / "metrics.jsonl", chance.randrange(0, 24), process)
+    time.sleep(chance.random() * 0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    if RunDirectory.open(runs_dir / "cut").read_status()["state"] != "finished":
+        api.resume("cut", runs_dir=runs_dir, quiet=True)
+
+
+KILLED = ("ppo discrete, async", "ppo continuous with normalisation", "ppo with memory", "reinforce")
+
+
+@pytest.mark.parametrize(("case", "seed"), [(case, index) for index, case in enumerate(KILLED)])
+def test_a_killed_run_resumes_bit_for_bit(case: str, seed: int, tmp_path: Path) -> None:
+    experiment, overrides = overrides_of(case, updates=30)
+    api.train(experiment, overrides=overrides, run_id="whole", runs_dir=tmp_path, quiet=True)
+    kill_at_a_random_instant(case, tmp_path, seed)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case != "random"])
+def test_many_kills_resume_bit_for_bit(case: str, tmp_path: Path) -> None:
+    experiment, overrides = overrides_of(case, updates=30)
+    api.train(experiment, overrides=overrides, run_id="whole", runs_dir=tmp_path, quiet=True)
+    for seed in range(int(os.environ.get("RL_LAB_KILLS", "10"))):
+        runs_dir = tmp_path / str(seed)
+        kill_at_a_random_instant(case, runs_dir, 1000 + seed)
+        assert_same_run(runs_dir / "cut", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    experiment, overrides = overrides_of("ppo discrete, native", updates=60)
+    api.train(experiment, overrides=overrides, run_id="whole", runs_dir=tmp_path, quiet=True)
+    process = train_process("cut", tmp_path, experiment, overrides)
+    wait_for_rows(tmp_path / "cut" / "metrics.jsonl", 3, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "rl-lab resume cut" in errors.decode()
+    assert RunDirectory.open(tmp_path / "cut").read_status()["state"] == "interrupted"
+    api.resume("cut", runs_dir=tmp_path, quiet=True)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew_and_ends_the_same(tmp_path: Path) -> None:
+    experiment, overrides = overrides_of("ppo discrete, native", updates=5)
+    late = [*overrides, "training.checkpoint.every_updates=null", "evaluation.every_updates=null"]
+    api.train(experiment, overrides=late, run_id="whole", runs_dir=tmp_path, quiet=True)
+    process = train_process("cut", tmp_path, experiment, [*late, "training.phases.train.duration_updates=5"])
+    wait_for_rows(tmp_path / "cut" / "metrics.jsonl", 2, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    if RunDirectory.open(tmp_path / "cut").read_status()["state"] != "finished":
+        api.resume("cut", runs_dir=tmp_path, quiet=True)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")

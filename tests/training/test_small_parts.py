@@ -1,0 +1,78 @@
+"""Target network, world, debug."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rl_lab.training.debug import first_non_finite
+from rl_lab.training.target_network import TargetNetwork
+from rl_lab.training.world import World
+from rl_lab.types import ConfigError
+
+
+def constant(value: float) -> nn.Module:
+    module = nn.Linear(1, 1, bias=False)
+    module.register_buffer("seen", torch.tensor(value))
+    nn.init.constant_(module.weight, value)
+    return module
+
+
+def weight(target: TargetNetwork) -> float:
+    return next(target.module.parameters()).item()
+
+
+def test_a_soft_target_moves_by_its_rate() -> None:
+    target, online = TargetNetwork(constant(0.0), rate=0.25), constant(4.0)
+    target.follow(online)
+    assert weight(target) == 1.0
+    target.follow(online)
+    assert weight(target) == 1.75
+    assert target.module.seen.item() == 4.0
+    assert target(torch.ones(1)).item() == 1.75
+
+
+def test_a_hard_target_copies_every_so_often() -> None:
+    target, online = TargetNetwork(constant(0.0), every=3), constant(4.0)
+    seen = []
+    for _ in range(4):
+        target.follow(online)
+        seen.append(weight(target))
+    assert seen == [0.0, 0.0, 4.0, 4.0]
+
+
+def test_a_target_learns_nothing_and_leaves_its_model_alone() -> None:
+    online = constant(1.0)
+    target = TargetNetwork(online)
+    assert not any(parameter.requires_grad for parameter in target.parameters())
+    assert all(parameter.requires_grad for parameter in online.parameters())
+
+
+def test_the_count_of_a_target_survives_a_save() -> None:
+    online = constant(4.0)
+    target, restored = TargetNetwork(constant(0.0), every=2), TargetNetwork(constant(0.0), every=2)
+    target.follow(online)
+    restored.load_state_dict(target.state_dict())
+    restored.follow(online)
+    assert weight(restored) == 4.0
+
+
+@pytest.mark.parametrize(("rate", "every"), [(0.0, 1), (1.5, 1), (0.5, 0)])
+def test_impossible_targets_are_refused(rate: float, every: int) -> None:
+    with pytest.raises(ConfigError, match=rf"rate is {rate} and every is {every}; allowed is 0 < rate <= 1"):
+        TargetNetwork(constant(0.0), rate=rate, every=every)
+
+
+def test_a_world_of_one_agrees_with_itself() -> None:
+    world, tensors = World(), [torch.ones(1)]
+    assert (world.rank, world.size) == (0, 1)
+    assert world.mean(tensors) is tensors
+    assert world.broadcast("anything") == "anything"
+
+
+def test_the_first_non_finite_tensor_is_named() -> None:
+    bad, fine = torch.tensor([1.0, float("nan")]), torch.ones(2)
+    assert first_non_finite({"reward": fine, "value": bad, "loss": bad}) == "value"
+    assert first_non_finite([("count", torch.ones(1, dtype=torch.int64)), ("x", torch.tensor(float("inf")))]) == "x"
+    assert first_non_finite({"reward": fine}) is None

@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 TORCH ?=
+CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)
 TORCH_INDEX := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu)
 # Two workers on two cores: one thread each, or torch's thread pools fight over them.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
@@ -26,11 +27,11 @@ help:
 # The first Python >= 3.11 that can make a virtual environment; PYTHON=... chooses another.
 $(BIN)/python:
 	@fits='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'; \
-	for candidate in $(PYTHON) $(if $(PYTHON),,python3 python3.13 python3.12 python3.11 python); do \
+	for candidate in $(CANDIDATES); do \
 	  if "$$candidate" -c "$$fits" >/dev/null 2>&1; then \
 	    echo "Making $(VENV) with $$candidate"; exec "$$candidate" -m venv $(VENV); fi; \
 	done; \
-	echo "error: RL Lab needs Python 3.11 or newer with venv; found: $$(python3 --version 2>&1 || echo none)." >&2; \
+	echo "error: RL Lab needs Python 3.11 or newer with venv; none of these is: $(CANDIDATES)" >&2; \
 	echo "  Debian/Ubuntu: sudo apt install python3.11 python3.11-venv    macOS: brew install python@3.12" >&2; \
 	echo "  or name one:   make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1
 

@@ -2,6 +2,8 @@
 
     delta = r' + discount * (1 - is_terminal') * V(o') - V(o)        how much better than expected
     L     = -E[ log pi(a | o) * delta ] + c_v E[ delta^2 ] - c_e E[H]
+
+A prime marks what arrived with the next row.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from rl_lab.components.statistics import mean, standardize
@@ -54,7 +55,7 @@ class ActorCritic(Workflow):
         loss = self.loss(batch)
         taken = self.optimizer.step(loss.total(scales), phase.progress)
         terms = {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
-        return {**terms, **loss.metrics, "train/grad_norm": taken["grad_norm"], "train/gradient_steps": 1}
+        return {**terms, **loss.metrics, **{f"train/{name}": value for name, value in taken.items()}}
 
     def loss(self, batch: Batch) -> LossOutput:
         """

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import torch
 
-from rl_lab.types import Batch, StateTree
+from rl_lab.types import Batch, ConfigError, StateTree
 
 
 class EpisodeBuffer:
     """Gathers finished episodes; `sample` gives the oldest `episodes_per_batch` of them and forgets them."""
 
     def __init__(self, *, num_envs: int, episodes_per_batch: int = 8, capacity_steps: int = 256) -> None:
+        if episodes_per_batch < 1:
+            raise ConfigError(
+                f"episodes_per_batch is {episodes_per_batch}: write a whole number of at least 1, such as 8."
+            )
         self.episodes_per_batch = episodes_per_batch
         self._capacity_steps = max(capacity_steps, 2)
         self._storage: Batch = {}
@@ -85,6 +89,7 @@ class EpisodeBuffer:
         }
 
     def set_state(self, state: StateTree) -> None:
+        self._storage, self._head = {}, 0
         if state["rows"]:
             length = next(iter(state["rows"].values())).shape[1]
             self._capacity_steps = max(self._capacity_steps, 2 * length)

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -30,6 +31,7 @@ import numpy as np
 from rl_lab import types
 from rl_lab.environments.recipe import Blueprint, Recipe
 from rl_lab.environments.vector import check_state_kind, too_many_restarts
+from rl_lab.environments.wrappers import WRAPPERS
 from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, work
 from rl_lab.types import ConfigError, EnvRows, EnvSpec, StateTree
 
@@ -50,10 +52,23 @@ class Worker:
     count: int
     process: Any
     connection: Connection
+    is_over: bool = False
 
     @property
     def part(self) -> slice:
         return slice(self.first, self.first + self.count)
+
+    def end(self, patience_s: float = 0.0) -> None:
+        """Wait a while, then kill (not terminate: workers ignore SIGTERM)."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self.process.join(patience_s)
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.connection.close()
 
 
 class AsyncEnvironment:
@@ -81,7 +96,7 @@ class AsyncEnvironment:
         self._memory = self._context.RawArray("b", SharedRows.num_bytes(self.spec, num_envs))
         self._shared = SharedRows(self.spec, num_envs, self._memory)
         self._workers: list[Worker] = []
-        refuse_unpicklable(recipe)
+        self._needs_main = b"__main__" in pickled(recipe)
         OPEN.add(self)
         for share in np.array_split(np.arange(num_envs), min(num_envs, num_workers or available_cores())):
             self._workers.append(self._start(int(share[0]), len(share)))
@@ -104,7 +119,7 @@ class AsyncEnvironment:
 
     def set_state(self, state: StateTree) -> None:
         check_state_kind(state, "cells", self.num_envs)
-        observation = {key: np.array(value) for key, value in state["observation"].items()}
+        observation = {key: np.asarray(value).copy() for key, value in state["observation"].items()}
         plain_cells = [_without_tensors(cell) for cell in state["cells"]]
         self._ask_all("set_state", [(plain_cells[worker.part], observation) for worker in self._workers])
         self._rows = None
@@ -133,8 +148,7 @@ class AsyncEnvironment:
         for worker in self._workers:
             self._send(worker, "close", None)
         for worker in self._workers:
-            worker.process.join(FAREWELL_TIMEOUT_S)
-            _end(worker)
+            worker.end(FAREWELL_TIMEOUT_S)
 
     # --- talking to workers ---
 
@@ -170,7 +184,7 @@ class AsyncEnvironment:
     def _send(self, worker: Worker, command: str, argument: Any) -> None:
         try:
             worker.connection.send((command, argument))
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             pass  # it died meanwhile: waiting for its answer will tell
 
     def _receive(self, worker: Worker) -> Any:
@@ -178,7 +192,7 @@ class AsyncEnvironment:
             if not worker.connection.poll(self._timeout_s):
                 raise WorkerLostError(f"did not answer for {self._timeout_s:g} s")
             kind, content, detail = worker.connection.recv()
-        except (EOFError, ConnectionResetError, BrokenPipeError):
+        except (EOFError, OSError):
             worker.process.join(FAREWELL_TIMEOUT_S)
             raise WorkerLostError(f"died with exit code {worker.process.exitcode}") from None
         if kind == "raise":
@@ -209,7 +223,7 @@ class AsyncEnvironment:
         )
         mine, theirs = self._context.Pipe()
         process = self._context.Process(target=work, args=(job, theirs, self._memory), name=f"environments {first}+")
-        with quiet_start():
+        with quiet_start(), main_module(is_needed=self._needs_main):
             process.start()
         theirs.close()
         return Worker(first, count, process, mine)
@@ -217,7 +231,7 @@ class AsyncEnvironment:
     def _replace(self, index: int, why: str) -> None:
         """A fresh process for the same environments; one restart is counted for the whole worker."""
         worker = self._workers[index]
-        _end(worker)
+        worker.end()
         self._shared.restarts[worker.first] += 1
         total = int(self._shared.restarts.sum())
         last = worker.first + worker.count - 1
@@ -235,11 +249,11 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def refuse_unpicklable(recipe: Recipe) -> None:
-    """A worker must be sent how to build the environment; lambdas and local classes cannot travel."""
+def pickled(recipe: Recipe) -> bytes:
+    """How to build the environment, as sent to a worker; lambdas and local classes cannot travel."""
     name = recipe.id.rpartition(":")[2]
     try:
-        pickle.dumps((recipe, gym.registry.get(name)))
+        return pickle.dumps((recipe, gym.registry.get(name), [WRAPPERS[entry["id"]] for entry in recipe.wrappers]))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"environment '{recipe.id}' cannot run in subprocesses because its registration or kwargs cannot be sent "
@@ -264,14 +278,6 @@ def _without_tensors(tree: Any) -> Any:
     return tree if tree is None or isinstance(tree, bool | int | float | str) else np.asarray(tree)
 
 
-def _end(worker: Worker) -> None:
-    worker.connection.close()
-    if worker.process.is_alive():
-        worker.process.kill()  # not terminate: workers ignore SIGTERM
-    worker.process.join()
-    worker.process.close()
-
-
 def _context() -> Any:
     """forkserver: workers start from one clean process that has imported us, in milliseconds. A plain fork would
     inherit threads, GPU contexts and renderers."""
@@ -282,6 +288,19 @@ def _context() -> Any:
     with quiet_start():
         forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def main_module(*, is_needed: bool) -> Iterator[None]:
+    """Multiprocessing imports the user's script again in every child. Only an environment or wrapper defined in that
+    script needs it; any other script would merely train again in each worker if it has no __main__ guard."""
+    real = sys.modules["__main__"]
+    if not is_needed:
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = real
 
 
 @contextmanager

@@ -6,7 +6,7 @@
     Discrete                     int64 scalar counted from 0, whatever the space's `start`
     MultiDiscrete, MultiBinary   int64 [K]
     Dict / Tuple                 their own names, nested ones joined with "." / item_0, item_1, ...
-    Text                         left out, and named in the description
+    Text, other spaces of str    left out, and named in the description
 
 A lone space is called "vector", "image" or "discrete". A Dict key "action_mask" becomes bool [A].
 """
@@ -101,7 +101,7 @@ def _leaves(space: spaces.Space, env_id: str, num_actions: int | None) -> tuple[
     leaves, left_out = [], []
     for path, part in _walk(space, ()):
         key = _key(path, part)
-        if isinstance(part, spaces.Text):
+        if _is_text(part):
             left_out.append(key)
         elif path and path[-1] == MASK_KEY:
             leaves.append(_mask_leaf(path, part, env_id, num_actions))
@@ -128,6 +128,11 @@ def _key(path: Path, space: spaces.Space) -> str:
         return "discrete"
     name = ".".join(f"item_{step}" if isinstance(step, int) else step for step in path)
     return f"observation.{name}" if name in ROW_KEYS else name
+
+
+def _is_text(space: spaces.Space) -> bool:
+    """Text, and spaces like MiniGrid's missions that hold strings without being Text."""
+    return isinstance(space, spaces.Text) or (space.dtype is not None and np.dtype(space.dtype).kind == "U")
 
 
 def _is_image(space: spaces.Box) -> bool:

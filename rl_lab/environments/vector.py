@@ -102,7 +102,7 @@ class SyncEnvironment:
 
     def set_state(self, state: StateTree) -> None:
         check_state_kind(state, "cells", self.num_envs)
-        observation = {key: np.array(value) for key, value in state["observation"].items()}
+        observation = {key: np.asarray(value).copy() for key, value in state["observation"].items()}
         self._rows = None
         if observation:
             rows = allocate_rows(self._converter, self.num_envs)
@@ -233,10 +233,10 @@ class NativeEnvironment:
         restore(self._env, state["snapshot"], episode_seed=None)
         nowhere = np.zeros(self.num_envs, bool)
         self._rows = EnvRows(
-            {key: np.array(value) for key, value in state["rows"]["observation"].items()},
+            {key: np.asarray(value).copy() for key, value in state["rows"]["observation"].items()},
             np.zeros(self.num_envs, np.float32),
             nowhere,
-            np.array(state["rows"]["is_last"], dtype=bool),
+            np.asarray(state["rows"]["is_last"]).copy(),
             nowhere,
         )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -106,12 +108,20 @@ def work(job: Job, connection: Connection, memory: Any) -> None:
 
 def _live_and_die_with_parent() -> None:
     """Signals are the parent's business: Ctrl-C and a cluster's SIGTERM reach the whole group, and the parent still
-    needs our state for its last checkpoint. But when it dies, so do we (the pipe closes; a hung one is killed)."""
+    needs our state for its last checkpoint. But when it dies, so do we, even in the middle of an endless step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ.update(ONE_THREAD)
-    if sys.platform == "linux":
+    threading.Thread(target=_exit_with_parent, name="parent watch", daemon=True).start()
+    if sys.platform == "linux":  # a started worker's parent is the fork server
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 class Members:

@@ -6,7 +6,8 @@ checkpoints may follow the clock, and saving one changes nothing that a run comp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -72,11 +73,12 @@ class Housekeeping:
         }
         self._latest: Metrics = {}  # newest statistics of finished episodes
         self._evaluated: Metrics = {}  # evaluation results not yet written
+        self._learnt: Metrics = {}  # newest value of each metric of an update
         self.best_score: float | None = None
         self.last_score: float | None = None
         self.evaluations_done = 0
         self._earlier_wall_s = 0.0  # of the processes before this one
-        self._is_final = False
+        self.is_final = False  # the run is over, even where its phases are not
         self._is_best_unsaved = False
 
     @property
@@ -94,6 +96,7 @@ class Housekeeping:
 
     def updated(self, metrics: Metrics) -> None:
         self.logger.add(metrics)
+        self._learnt.update(metrics)
 
     def after_cycle(self, *, phase_ended: bool) -> str | None:
         """Do what is due; a sentence when a stop rule ends the run."""
@@ -107,7 +110,7 @@ class Housekeeping:
             episode_return=self._latest.get("collect/episode_return_mean"),
             eval_return=self._evaluated.get("eval/episode_return_mean"),
         )
-        if is_log_due or self._evaluated or phase_ended:
+        if is_log_due or self._evaluated or phase_ended or reason is not None:
             self.write_row()
         is_save_due = self._marks["checkpoint"].due(counts, session_s)
         if (is_save_due or self._is_best_unsaved) and reason is None:
@@ -138,12 +141,7 @@ class Housekeeping:
             self._evaluated = {}
             self.show_progress()
             self.logger.write(self.counts, wall_s=self.wall_s, values=values)
-        broken = [name for name in self.logger.last_non_finite if name.startswith("loss/") or name == "train/grad_norm"]
-        if broken:
-            raise RunError(
-                f"{broken[0]} is not finite at {self.counts.agent_steps:,} agent steps, so learning stopped; the last "
-                "checkpoint is from before. Try a smaller learning rate or `optimizers.controller.max_grad_norm`."
-            )
+        self._refuse_broken(self.logger.last_non_finite)
 
     def show_progress(self) -> None:
         index = min(self.scheduler.index, len(self.scheduler.phases) - 1)
@@ -152,7 +150,8 @@ class Housekeeping:
         self._display.update_progress(fraction, name, index, count)
 
     def save(self) -> None:
-        """Save a checkpoint now; only between cycles."""
+        """Save a checkpoint now; only between cycles, and never of weights that an update has broken."""
+        self._refuse_broken(name for name, value in self._learnt.items() if not math.isfinite(value))
         is_best, self._is_best_unsaved = self._is_best_unsaved, False
         with self.stopwatch.section("checkpoint"):
             self._save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
@@ -160,7 +159,7 @@ class Housekeeping:
 
     def finish(self, reason: str | None) -> None:
         """The last evaluation, row and checkpoint; once per run, even when this part is interrupted and resumed."""
-        if self._is_final:
+        if self.is_final:
             return
         if reason is not None:
             self.logger.message(f"Stopped: {reason}.", "info")
@@ -171,8 +170,16 @@ class Housekeeping:
             if score is not None:
                 self._judge(score)
             self.write_row()
-        self._is_final = True
+        self.is_final = True
         self.save()
+
+    def _refuse_broken(self, non_finite: Iterable[str]) -> None:
+        broken = [name for name in non_finite if name.startswith("loss/") or name == "train/grad_norm"]
+        if broken:
+            raise RunError(
+                f"{broken[0]} is not finite at {self.counts.agent_steps:,} agent steps, so learning stopped; the last "
+                "checkpoint is from before. Try a smaller learning rate or `optimizers.controller.max_grad_norm`."
+            )
 
     def _judge(self, score: float) -> None:
         self.last_score = score
@@ -189,7 +196,7 @@ class Housekeeping:
             "evaluations_done": self.evaluations_done,
             "stopping": self.stopping.get_state(),
             "wall_s": self.wall_s,
-            "is_final": self._is_final,
+            "is_final": self.is_final,
         }
 
     def set_state(self, state: StateTree) -> None:
@@ -200,5 +207,4 @@ class Housekeeping:
         self.evaluations_done = state["evaluations_done"]
         self.stopping.set_state(state["stopping"])
         self._earlier_wall_s = state["wall_s"]
-        self._is_final = state["is_final"]
-
+        self.is_final = state["is_final"]

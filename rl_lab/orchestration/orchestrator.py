@@ -45,6 +45,8 @@ class Orchestrator:
 
     def run(self) -> Outcome:
         """Run every phase to its end, or until a stop rule or an interruption says so."""
+        if self.housekeeping.is_final:  # resumed after its last checkpoint: there is nothing left to do
+            return "finished" if self.scheduler.finished else "stopped"
         entered = -1
         while not self.scheduler.finished:
             if entered != self.scheduler.index:

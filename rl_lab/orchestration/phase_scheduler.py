@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from fractions import Fraction
 from typing import Any
 
 from rl_lab.types import ConfigError, Counts, Phase, Progress, StateTree, did_you_mean
@@ -22,8 +23,12 @@ def make_phase(settings: dict[str, Any], *, place: str) -> Phase:
             raise ConfigError(f"{place}.{key} is unknown.{did_you_mean(key, known)} Allowed: {', '.join(known)}.")
     if "name" not in settings:
         raise ConfigError(f"{place} has no name: write `name: train`.")
-    listed = {key: tuple(settings[key]) for key in ("workflow_hooks", "freeze") if settings.get(key) is not None}
-    phase = Phase(**{**settings, **listed})
+    given = {key: value for key, value in settings.items() if value is not None}  # null: the default
+    for key in [name for name in ("workflow_hooks", "freeze") if name in given]:
+        if not isinstance(given[key], list | tuple):
+            raise ConfigError(f"{place}.{key} is {given[key]!r}: write a list, such as [{given[key]}].")
+        given[key] = tuple(given[key])
+    phase = Phase(**given)
     _check(phase, place)
     return phase
 
@@ -42,8 +47,10 @@ def _check(phase: Phase, place: str) -> None:
     if len(chosen) > 1:
         raise ConfigError(f"Phase '{phase.name}' sets {' and '.join(chosen)}: keep the one that should end it.")
     for name in chosen:
-        if not isinstance(getattr(phase, name), int) or getattr(phase, name) < 1:
+        if not _is_whole(getattr(phase, name)) or getattr(phase, name) < 1:
             raise ConfigError(f"{place}.{name} is {getattr(phase, name)!r}: write a whole number of at least 1.")
+    if not _is_whole(phase.collect_steps):
+        raise ConfigError(f"{place}.collect_steps is {phase.collect_steps!r}: write a whole number.")
     if phase.type == "online" and phase.collect_steps < 1:
         raise ConfigError(
             f"{place}.collect_steps is {phase.collect_steps}: an online phase collects at least 1 row per "
@@ -54,10 +61,23 @@ def _check(phase: Phase, place: str) -> None:
             f"Phase '{phase.name}' is {phase.type} and takes no agent steps, so duration_steps never ends it: "
             "set duration_updates or duration_cycles."
         )
+    _check_updates(phase, place)
+
+
+def _check_updates(phase: Phase, place: str) -> None:
+    if phase.duration_updates is not None and phase.type == "eval_only":
+        raise ConfigError(
+            f"Phase '{phase.name}' only evaluates, so duration_updates never ends it: set duration_cycles."
+        )
     if phase.duration_updates is not None and not phase.workflow_hooks:
         raise ConfigError(f"Phase '{phase.name}' has no workflow_hooks, so duration_updates never ends it.")
-    if phase.updates_per_step is not None and phase.updates_per_step <= 0:
-        raise ConfigError(f"{place}.updates_per_step is {phase.updates_per_step}: write a number above 0, or null.")
+    ratio = phase.updates_per_step
+    if ratio is not None and (not isinstance(ratio, int | float) or not 0 < ratio < float("inf")):
+        raise ConfigError(f"{place}.updates_per_step is {ratio!r}: write a number above 0, or null.")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class PhaseScheduler:
@@ -75,7 +95,8 @@ class PhaseScheduler:
         self.run_counts = Counts()
         self.phase_counts = Counts()
         self.cycles = 0
-        self.credit = 0.0  # update passes owed; the fraction survives a resume
+        # Update passes owed. Exact, since 0.3 added ten times is not 3 in binary; it survives a resume.
+        self.credit = Fraction(0)
 
     @property
     def finished(self) -> bool:
@@ -107,7 +128,7 @@ class PhaseScheduler:
         self.phase_counts += counts
         ratio = self.phases[self.index].updates_per_step
         if ratio is not None:
-            self.credit += counts.agent_steps * ratio
+            self.credit += counts.agent_steps * Fraction(str(ratio))  # str: 0.3 means 3/10
 
     def passes_due(self) -> int:
         """Update passes to run now: one per cycle, or what the train ratio owes."""
@@ -123,7 +144,7 @@ class PhaseScheduler:
         """One batch went through every update hook of the phase."""
         self.report(Counts(updates=1))
         if self.phases[self.index].updates_per_step is not None and self.phases[self.index].type == "online":
-            self.credit -= 1.0
+            self.credit -= 1
 
     def pass_skipped(self) -> None:
         """The buffer had no batch to give: nothing is counted and nothing is owed for later."""
@@ -135,7 +156,7 @@ class PhaseScheduler:
         if self.fraction() < 1.0:
             return False
         self.index += 1
-        self.phase_counts, self.cycles, self.credit = Counts(), 0, 0.0
+        self.phase_counts, self.cycles, self.credit = Counts(), 0, Fraction(0)
         return True
 
     def get_state(self) -> StateTree:
@@ -144,9 +165,9 @@ class PhaseScheduler:
             "run_counts": self.run_counts.as_dict(),
             "phase_counts": self.phase_counts.as_dict(),
             "cycles": self.cycles,
-            "credit": self.credit,
+            "credit": str(self.credit),
         }
 
     def set_state(self, state: StateTree) -> None:
-        self.index, self.cycles, self.credit = state["index"], state["cycles"], state["credit"]
+        self.index, self.cycles, self.credit = state["index"], state["cycles"], Fraction(state["credit"])
         self.run_counts, self.phase_counts = Counts(**state["run_counts"]), Counts(**state["phase_counts"])

@@ -1,0 +1,212 @@
+"""Environments that raise, die, hang or answer NaN: the run goes on and says so, up to a limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from rl_lab.environments import make_environment
+from rl_lab.environments.async_environment import AsyncEnvironment
+from rl_lab.environments.recipe import Recipe, blueprint
+from rl_lab.types import EnvironmentFault, EnvRows
+from rl_lab.utils import tree
+
+from .helpers import as_tree, play
+
+FAULTY = "rl_lab/Faulty-v0"
+
+
+def column(rows: list[EnvRows], name: str, env: int = 0) -> list[int]:
+    return [int(getattr(row, name)[env]) for row in rows]
+
+
+def make_async(num_envs: int, *, num_workers: int, max_restarts: int = 10, timeout_s: float = 60.0, **kwargs: Any) -> Any:
+    recipe = Recipe(FAULTY, kwargs=kwargs)
+    return AsyncEnvironment(
+        recipe,
+        blueprint(recipe.build(), recipe),
+        num_envs=num_envs,
+        seeds=list(range(num_envs)),
+        max_restarts=max_restarts,
+        num_workers=num_workers,
+        answer_timeout_s=timeout_s,
+    )
+
+
+def test_an_exception_ends_the_episode_and_the_next_row_is_first() -> None:
+    environment = make_environment(id=FAULTY, num_envs=2, vectorization="sync", kwargs={"raise_at": 3})
+    rows = play(environment, steps=5, seed=0)
+    assert column(rows, "is_first") == [1, 0, 0, 0, 1, 0]
+    assert column(rows, "is_last") == [0, 0, 0, 1, 0, 0]
+    assert column(rows, "is_terminal") == [0] * 6
+    assert column(rows, "reward") == [0, 1, 1, 0, 0, 1]
+    np.testing.assert_array_equal(rows[3].observation["vector"], rows[2].observation["vector"])
+    events = environment.drain_events()
+    assert len(events) == 2 and environment.drain_events() == []
+    assert events[0] == (
+        "Environment 0 raised RuntimeError: told to raise in step after 2 steps of its episode; "
+        "it was restarted (restart 1)."
+    )
+
+
+def test_faults_are_the_same_in_workers() -> None:
+    settings = {"id": FAULTY, "num_envs": 3, "kwargs": {"raise_at": 4, "raise_in_reset_at": 1}, "max_restarts": 100}
+    settings["kwargs"] = {"raise_at": 4}
+    sync, other = (make_environment(**settings, vectorization=way) for way in ("sync", "async"))
+    expected, found = play(sync, steps=20, seed=0), play(other, steps=20, seed=0)
+    assert tree.equal(as_tree(expected), as_tree(found))
+    assert sorted(sync.drain_events()) == sorted(other.drain_events())
+    other.close()
+
+
+def test_a_failing_reset_is_tried_again_with_the_next_seed() -> None:
+    environment = make_environment(
+        id=FAULTY, vectorization="sync", kwargs={"raise_in_reset_at": 2, "length": 2}, max_restarts=3
+    )
+    rows = play(environment, steps=5, seed=0)
+    assert column(rows, "is_first") == [1, 0, 0, 1, 0, 0]
+    assert "told to raise in reset in reset after 2 steps" in environment.drain_events()[0]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_too_many_restarts_stop_the_run(vectorization: str) -> None:
+    environment = make_environment(
+        id=FAULTY, num_envs=2, vectorization=vectorization, kwargs={"raise_at": 2}, max_restarts=3
+    )
+    with pytest.raises(EnvironmentFault, match=r"max_restarts=3 times.*RuntimeError: told to raise.*rl-lab envs check"):
+        play(environment, steps=20, seed=0)
+    environment.close()
+
+
+def test_one_cell_alone_exceeds_the_limit_with_the_last_error() -> None:
+    environment = make_environment(id=FAULTY, vectorization="sync", kwargs={"raise_in_reset_at": 1}, max_restarts=2)
+    with pytest.raises(EnvironmentFault, match=r"environment 0 failed more than max_restarts=2 times; the last error, in reset"):
+        environment.reset()
+
+
+def test_nan_passes_through_untouched() -> None:
+    environment = make_environment(id=FAULTY, vectorization="sync", kwargs={"nan_at": 2})
+    rows = play(environment, steps=3, seed=0)
+    assert np.isnan(rows[2].reward[0]) and np.isnan(rows[2].observation["vector"][0, 0])
+    assert not np.isnan(rows[3].reward[0])
+    assert environment.drain_events() == []
+
+
+def test_a_dying_worker_is_replaced_and_its_environments_begin_anew() -> None:
+    environment = make_async(3, num_workers=2, exit_at=4)
+    rows = play(environment, steps=7, seed=0)
+    for env in range(3):
+        assert column(rows, "is_last", env) == [0, 0, 0, 0, 1, 0, 0, 0]
+        assert column(rows, "is_first", env) == [1, 0, 0, 0, 0, 1, 0, 0]
+        assert column(rows, "is_terminal", env) == [0] * 8
+    np.testing.assert_array_equal(rows[4].observation["vector"], rows[3].observation["vector"])
+    assert not np.array_equal(rows[5].observation["vector"], rows[0].observation["vector"])  # not the same episode
+    events = environment.drain_events()
+    assert events[0] == "The process of environments 0 to 1 died with exit code 3; it was restarted (restart 1)."
+    assert events[1].startswith("The process of environment 2 died")
+    environment.close()
+
+
+def test_a_killed_worker_between_two_calls_keeps_the_row_convention() -> None:
+    environment = make_async(2, num_workers=1, length=3)
+    rows = play(environment, steps=3, seed=0)
+    assert rows[-1].is_last.all()
+    os.kill(environment._workers[0].process.pid, signal.SIGKILL)
+    row = environment.step(np.zeros(2, np.int64))
+    assert row.is_first.all() and not row.is_last.any()  # those episodes had ended already
+    os.kill(environment._workers[0].process.pid, signal.SIGKILL)
+    state = environment.get_state()  # survives as well
+    ended = environment.step(np.zeros(2, np.int64))
+    assert ended.is_last.all() and not ended.is_terminal.any()
+    environment.set_state(state)
+    assert environment.step(np.zeros(2, np.int64)).is_last.all()
+    assert len(environment.drain_events()) == 2
+    environment.close()
+
+
+def test_a_hanging_worker_is_replaced() -> None:
+    environment = make_async(1, num_workers=1, timeout_s=1.0, hang_at=2)
+    rows = play(environment, steps=3, seed=0)
+    assert column(rows, "is_last") == [0, 0, 1, 0]
+    assert "did not answer for 1 s" in environment.drain_events()[0]
+    environment.close()
+
+
+def test_workers_that_keep_dying_stop_the_run() -> None:
+    environment = make_async(1, num_workers=1, max_restarts=1, exit_at=1)
+    with pytest.raises(EnvironmentFault, match=r"max_restarts=1 times altogether\. The process of environment 0 died"):
+        play(environment, steps=20, seed=0)
+    environment.close()
+    environment.close()  # twice is fine
+
+
+def test_workers_ignore_ctrl_c_and_sigterm() -> None:
+    environment = make_async(1, num_workers=1)
+    environment.reset()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(environment._workers[0].process.pid, number)
+    environment.step(np.zeros(1, np.int64))
+    assert environment.drain_events() == []
+    environment.close()
+
+
+ORPHANS = """
+    import os, sys, time
+    import numpy as np
+    from rl_lab.environments import make_environment
+    environment = make_environment(id="rl_lab/Faulty-v0", num_envs=2, vectorization="async", kwargs={"hang_at": 1})
+    environment.reset()
+    print(*[worker.process.pid for worker in environment._workers], flush=True)
+    if sys.argv[1] == "killed":
+        environment.step(np.zeros(2, np.int64))  # hangs in the workers
+"""
+
+
+@pytest.mark.parametrize("ending", ["killed", "forgot to close"])
+def test_no_worker_outlives_the_parent(ending: str, tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(ORPHANS), ending],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) >= 1
+    if ending == "killed":
+        parent.kill()
+    parent.wait(30)
+    deadline = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+class TestNativeFaults:
+    def test_a_failing_vector_environment_is_restarted(self) -> None:
+        environment: Any = make_environment(id="CartPole-v1", num_envs=2, vectorization="native")
+        rows = [environment.reset(), environment.step(np.zeros(2, np.int64))]
+        rows.append(environment.step(np.array([7, 7])))  # CartPole asserts on an unknown action
+        rows.append(environment.step(np.zeros(2, np.int64)))
+        assert column(rows, "is_last") == [0, 0, 1, 0]
+        assert column(rows, "is_first") == [1, 0, 0, 1]
+        assert column(rows, "is_terminal") == [0] * 4
+        assert "The vector environment raised AssertionError" in environment.drain_events()[0]
+
+    def test_too_many_restarts_stop_the_run(self) -> None:
+        environment = make_environment(id="CartPole-v1", num_envs=2, vectorization="native", max_restarts=0)
+        environment.reset()
+        with pytest.raises(EnvironmentFault, match="max_restarts=0 times altogether. The vector environment raised"):
+            environment.step(np.array([7, 7]))

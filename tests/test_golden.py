@@ -1,0 +1,78 @@
+"""Parameters after a few updates, per algorithm: a refactor that changes no maths changes none of these numbers.
+
+The numbers are compared within rounding, since processors sum in different orders. When a change of the maths is
+meant, `RL_LAB_WRITE_GOLDEN=1 pytest tests/test_golden.py` writes them anew; say why in the commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_lab.composition import compose
+from rl_lab.wiring import build
+
+GOLDEN = Path(__file__).parent / "golden.json"
+SMALL = ["environment.num_envs=4", "training.phases.train.collect_steps=16", "evaluation.final_episodes=0"]
+PPO = ["algorithm.epochs=2", "algorithm.minibatch_size=32", "training.phases.train.duration_cycles=3"]
+CASES = {
+    "ppo": ["ppo_cartpole", *PPO],
+    "ppo_continuous_normalised": ["ppo_pendulum", *PPO],
+    "ppo_gru": ["ppo_recall", *PPO],
+    "ppo_lstm": ["ppo_recall", "memory=lstm", *PPO],
+    "ppo_pixels": ["rl_lab/PixelCatch-v0:ppo", *PPO],
+    "ppo_masked": ["rl_lab/MaskedChain-v0:ppo", *PPO],
+    "ppo_multi_discrete": ["rl_lab/MultiTarget-v0:ppo", *PPO, "algorithm.value_clip_range=0.2", "algorithm.target_kl=0.5"],
+    "reinforce": ["reinforce_cartpole", "training.phases.train.duration_cycles=12"],
+    "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=12"],
+}
+
+
+def fingerprint(case: str) -> dict[str, list[float]]:
+    """Sum, sum of squares and two entries of every parameter and statistic after training."""
+    experiment, *overrides = CASES[case]
+    config = compose(experiment, [*SMALL, "training.phases.train.duration_steps=null", *overrides])
+    trained = build(config, run=None, quiet=True)
+    try:
+        trained.orchestrator.run()
+        assert trained.housekeeping.counts.updates >= 2
+        modules = {**trained.agent.components, **trained.agent.controllers}
+        tensors = {
+            f"{part}.{name}": tensor.detach().double().flatten()
+            for part, module in modules.items()
+            if isinstance(module, torch.nn.Module)
+            for name, tensor in module.state_dict().items()
+        }
+        return {
+            name: [float(t.sum()), float(t.square().sum()), float(t[0]), float(t[-1])] for name, t in tensors.items()
+        }
+    finally:
+        trained.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parameters_after_a_few_updates_are_the_golden_ones(case: str) -> None:
+    found = fingerprint(case)
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if os.environ.get("RL_LAB_WRITE_GOLDEN") == "1":
+        GOLDEN.write_text(json.dumps({**golden, case: found}, indent=1, sort_keys=True) + "\n")
+        return
+    assert found.keys() == golden[case].keys()
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(golden[case][name], rel=2e-3, abs=2e-4), name
+
+
+def test_the_same_seed_gives_the_same_parameters_and_another_seed_others() -> None:
+    config = compose("ppo_cartpole", [*SMALL, *PPO, "training.phases.train.duration_steps=null"])
+    sums = []
+    for seed in (0, 0, 1):
+        trained = build({**config, "seed": seed}, run=None, quiet=True)
+        trained.orchestrator.run()
+        sums.append([float(p.double().sum()) for p in trained.agent.controllers["actor"].parameters()])
+        trained.close()
+    assert sums[0] == sums[1]
+    assert sums[0] != sums[2]

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 from rl_lab.composition import apply_overrides, compose, from_yaml, to_yaml
 from rl_lab.environments.base import Environment
+from rl_lab.environments.catalog import EnvInfo
+from rl_lab.environments.checker import Finding
 from rl_lab.environments.factory import make_environment
 from rl_lab.orchestration.housekeeping import Housekeeping
 from rl_lab.policy import Policy
@@ -29,7 +31,7 @@ from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state
 from rl_lab.runs.video import write_video
-from rl_lab.types import ConfigError, Metrics, RLLabError, RunError
+from rl_lab.types import ConfigError, EnvSpec, Metrics, RLLabError, RunError
 from rl_lab.wiring import (
     Agent,
     Experiment,
@@ -43,6 +45,7 @@ from rl_lab.wiring import (
 
 ResumeMode = Literal["exact", "warm_start", "warm_start_optimizer"]
 MODES = ("exact", "warm_start", "warm_start_optimizer")
+DONE = ("finished", "stopped")
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,9 @@ def train(
     runs_dir = Path(runs_dir if runs_dir is not None else config["runs"]["directory"])
     run_id = run_id if run_id is not None else config["runs"]["id"]
     if resume_existing and run_id is not None and (runs_dir / run_id / "config.yaml").exists():
-        return resume(run_id, runs_dir=runs_dir, quiet=quiet)
+        existing = Run(RunDirectory.open(runs_dir / run_id))
+        is_done = existing.status["state"] in DONE
+        return existing if is_done else resume(existing, quiet=quiet)
     return train_config(config, overrides=[*overrides, *spelled], run_id=run_id, runs_dir=runs_dir, quiet=quiet)
 
 
@@ -122,13 +127,18 @@ def train_config(
             )
         )
         run.write_tags(list(checked.experiment.tags))
-        with _interruptible() as interruption, _recorded(run):
-            experiment = build(
-                config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=_status_writer(run)
-            )
-            if warm_start is not None:
-                experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
-            _run(experiment, run)
+        with _interruptible() as interruption:
+            try:
+                experiment = build(
+                    config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=_status_writer(run)
+                )
+                if warm_start is not None:
+                    experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
+            except RLLabError:  # refused at the door: no run began, so none is left behind
+                run.discard()
+                raise
+            with _recorded(run):
+                _run(experiment, run)
     return Run(run)
 
 
@@ -162,7 +172,7 @@ def resume(
             "To go on with other settings, use --mode warm_start_optimizer, which starts a new run from these weights."
         )
     with RunLock(directory):
-        if directory.read_status()["state"] in ("finished", "stopped"):
+        if directory.read_status()["state"] in DONE:
             raise RunError(
                 f"Run {directory.id} has {directory.read_status()['state']} already. Evaluate it with "
                 f"`rl-lab evaluate {directory.id}`, or start anew from its weights with --mode warm_start."
@@ -206,11 +216,13 @@ def _run(experiment: Experiment, run: RunDirectory) -> None:
                 title="Interrupted: saved, nothing is lost",
             )
             return
-        video = _record_video(experiment, run) if experiment.settings.evaluation.video else None
+        seconds, split = housekeeping.wall_s, experiment.time_split.whole()
         _write_status(run, housekeeping, outcome)
+        video = _record_video(experiment, run) if experiment.settings.evaluation.video else None
         experiment.logger.flush()
         report = write_report(run)
-        _show_summary(experiment, run, report, video)
+        paths = {"curve": run.curve_path, "video": video, "report": report}
+        _show_summary(experiment, run, paths, seconds, split)
     finally:
         experiment.close()
         RunIndex(run.path.parent).record(run)
@@ -225,19 +237,17 @@ def _record_video(experiment: Experiment, run: RunDirectory) -> Path | None:
     return write_video(run.videos_dir / f"evaluation_{steps:012d}.mp4", recording.frames, recording.fps)
 
 
-def _show_summary(experiment: Experiment, run: RunDirectory, report: Path, video: Path | None) -> None:
-    housekeeping = experiment.housekeeping
-    split = experiment.time_split.whole()
-    shares = " · ".join(
-        f"{name} {split.get(f'time/{name}_fraction', 0.0):.0%}"
-        for name in ("environment", "policy", "update", "evaluation", "checkpoint", "logging", "overhead")
-    )
-    paths = {"curve": run.curve_path, "video": video, "report": report, "checkpoint": run.checkpoints_dir / "latest"}
+def _show_summary(
+    experiment: Experiment, run: RunDirectory, paths: Mapping[str, Path | None], seconds: float, split: Metrics
+) -> None:
+    names = ("environment", "policy", "update", "evaluation", "checkpoint", "logging", "overhead")
+    shares = " · ".join(f"{name} {split.get(f'time/{name}_fraction', 0.0):.0%}" for name in names)
+    there = {label: path for label, path in paths.items() if path is not None}
     experiment.display.summary(
-        agent_steps=housekeeping.counts.agent_steps,
-        seconds=housekeeping.wall_s,
-        score=housekeeping.last_score,
-        paths={label: path for label, path in paths.items() if path is not None},
+        agent_steps=experiment.housekeeping.counts.agent_steps,
+        seconds=seconds,
+        score=experiment.housekeeping.last_score,
+        paths={**there, "checkpoint": run.checkpoints_dir / "latest"},
         commands={"time split": shares, "watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"},
     )
 
@@ -390,6 +400,30 @@ def play(
 def make_env(id: str, **settings: Any) -> Environment:
     """Environments as our algorithms see them: `rl_lab.make_env("CartPole-v1", num_envs=8)`."""
     return make_environment(id=id, **settings)
+
+
+def list_environments(text: str | None = None, *, all_versions: bool = False) -> list[EnvInfo]:
+    """Every environment that can be named, filtered by a part of its id."""
+    from rl_lab.environments import catalog
+
+    return catalog.list_environments(text, all_versions=all_versions)
+
+
+def describe_environment(id: str) -> EnvSpec:
+    """Spaces, labels, limits and solved threshold of an environment."""
+    from rl_lab.environments import catalog
+
+    return catalog.describe(id)
+
+
+def check_environment(id: str) -> list[Finding]:
+    """What an environment's author should mend, each with its cure; empty when all is well."""
+    import gymnasium
+
+    from rl_lab.environments import checker, lookup
+
+    registered = lookup.find(id)
+    return checker.check_environment(lambda: gymnasium.make(registered, disable_env_checker=True))
 
 
 def load_config(run: RunDirectory) -> dict[str, Any]:

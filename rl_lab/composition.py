@@ -20,8 +20,11 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -82,6 +85,7 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
                 _check_key(str(item.key_or_group), known, groups)
         composed = _compose([*head, *(str(item.input_line) for item in values)], config_dir)
     config = _plain(composed, resolve=True)
+    _start_replaced_blocks_afresh(config, chosen, parsed, config_dir)
     for item in in_phases:
         _override_phase(config, str(item.key_or_group), item.value())
     return config
@@ -131,15 +135,66 @@ def from_yaml(text: str, *, place: str) -> Config:
     return config
 
 
+def _start_replaced_blocks_afresh(
+    config: Config, experiment: str | None, overrides: Sequence[Override], config_dir: Path | None
+) -> None:
+    """A block whose `_target_` is named anew holds only what was named with it, and the `input` it had.
+
+    The keys of the old class are not those of the new one.
+    """
+    chosen = {str(item.key_or_group): str(item.value()) for item in overrides}
+    files = [*_experiment_files(experiment, config_dir)]
+    files += [_find(f"{group}/{chosen[group]}.yaml", config_dir) for group in ("memory", "preset") if group in chosen]
+    named = {path for file in files if file is not None for path in _paths(_read(file))}
+    named |= {str(item.key_or_group) for item in overrides}
+    for path in [path.removesuffix("._target_") for path in named if path.endswith("._target_")]:
+        block: Any = config
+        for part in path.split("."):
+            block = block.get(part) if isinstance(block, dict) else None
+        if isinstance(block, dict):
+            for key in [key for key in block if key != "input" and f"{path}.{key}" not in named]:
+                del block[key]
+
+
+def _experiment_files(experiment: str | None, config_dir: Path | None) -> Iterator[Path]:
+    """The file of an experiment and of the experiments it builds on."""
+    file = _find(f"experiment/{experiment}.yaml", config_dir) if experiment else None
+    if file is None:
+        return
+    yield file
+    for entry in _read(file).get("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            yield from _experiment_files(entry, config_dir)
+
+
+def _find(name: str, config_dir: Path | None) -> Path | None:
+    return next((d / name for d in _config_directories(config_dir) if (d / name).is_file()), None)
+
+
+def _read(file: Path) -> Config:
+    return from_yaml(file.read_text(), place=str(file))
+
+
 def _compose(overrides: Sequence[str], config_dir: Path | None) -> Any:
-    directories = _config_directories(config_dir)
-    search = [] if len(directories) == 1 else ["hydra.searchpath=[pkg://rl_lab.configs]"]
+    UserConfigs.directories = _config_directories(config_dir)[:-1]
+    Plugins.instance().register(UserConfigs)
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(directories[0]), version_base="1.3", job_name="rl_lab"):
-            return hydra_compose("config", overrides=[*overrides, *search])
+        with initialize_config_dir(str(PACKAGE_CONFIGS), version_base="1.3", job_name="rl_lab"):
+            return hydra_compose("config", overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_readable(error)) from error
+
+
+class UserConfigs(SearchPathPlugin):
+    """Puts the user's folder before ours. (`hydra.searchpath` would put it behind, and is read only after the
+    primary config has been found.)"""
+
+    directories: list[Path] = []
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for directory in self.directories:
+            search_path.prepend(provider="user", path=f"file://{directory}")
 
 
 def _config_directories(config_dir: Path | None) -> list[Path]:
@@ -291,24 +346,24 @@ def list_experiments(config_dir: Path | None = None) -> list[ExperimentInfo]:
     for directory in _config_directories(config_dir):
         for file in sorted((directory / "experiment").rglob("*.yaml")):
             name = file.relative_to(directory / "experiment").with_suffix("").as_posix()
-            found.setdefault(name, _read_info(name, file, directory))
+            found.setdefault(name, _read_info(name, directory))
     return [found[name] for name in sorted(found)]
 
 
-def _read_info(name: str, file: Path, directory: Path) -> ExperimentInfo:
-    content = from_yaml(file.read_text(), place=str(file))
+def _read_info(name: str, directory: Path) -> ExperimentInfo:
     chosen = {"algorithm": "ppo", "environment": "gymnasium"}
-    for entry in content.get("defaults", []):
-        if isinstance(entry, dict):
-            for group, option in entry.items():
-                chosen[group.removeprefix("override ").strip().lstrip("/")] = str(option)
-    environment = content.get("environment", {}).get("id")
+    content: Config = {}
+    environment = None
+    for part in reversed(list(_experiment_files(name, directory))):  # what it builds on first
+        content = _read(part)
+        for entry in content.get("defaults", []):
+            if isinstance(entry, dict):
+                for group, option in entry.items():
+                    chosen[group.removeprefix("override ").strip().lstrip("/")] = str(option)
+        environment = content.get("environment", {}).get("id", environment)
     if environment is None:
-        for place in (directory, PACKAGE_CONFIGS):
-            group_file = place / "environment" / f"{chosen['environment']}.yaml"
-            if group_file.is_file():
-                environment = from_yaml(group_file.read_text(), place=str(group_file)).get("id")
-                break
+        group_file = _find(f"environment/{chosen['environment']}.yaml", directory)
+        environment = None if group_file is None else _read(group_file).get("id")
     description = content.get("experiment", {}).get("description", "")
     return ExperimentInfo(name, chosen["algorithm"], str(environment or "?"), str(description))
 
@@ -322,9 +377,9 @@ def explain(
     """What a setting means: the comment beside it in the YAML that defines it, its value and where that is set."""
     config = compose(experiment, overrides, config_dir=config_dir)
     groups = _groups(config_dir)
-    if key in groups:
-        text = f"A choice of config files; choose with {key}=NAME."
-        return KeyExplanation(key, None, text, "choice", "", groups[key])
+    choice = f"A choice of config files: {key}={'|'.join(groups[key])}." if key in groups else ""
+    if key in groups and key not in config:
+        return KeyExplanation(key, None, choice, "choice", "", [])
     if key.startswith(f"{PHASES}."):
         return _explain_phase(key, config)
     _check_key(key, config, groups)
@@ -333,7 +388,7 @@ def explain(
         value = value[part]
     documentation, source = _documentation(key, experiment, config_dir)
     children = [f"{key}.{child}" for child in value] if isinstance(value, dict) else []
-    return KeyExplanation(key, value, documentation, type(value).__name__, source, children)
+    return KeyExplanation(key, value, choice or documentation, type(value).__name__, source, children)
 
 
 def _explain_phase(key: str, config: Config) -> KeyExplanation:

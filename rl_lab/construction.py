@@ -18,6 +18,8 @@ from rl_lab.training.schedules import Schedule, parse_number
 from rl_lab.types import ConfigError, did_you_mean
 
 OWN_PACKAGES = ("rl_lab", "torch")
+TORCH_HOMES = ("torch.nn.", "torch.optim.")
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Schedule: "a schedule"}
 INPUT_KEY = "input"  # `input: encoder` hands the named part's output_size to `input_size`
 
 
@@ -48,6 +50,10 @@ def resolve_target(target: str, *, place: str, plugins: Sequence[str] = ()) -> t
             f"To use your own package, write `plugins: [{package}]`."
         )
     module_name, _, class_name = target.rpartition(".")
+    if package == "torch" and not target.startswith(TORCH_HOMES):
+        raise ConfigError(f"{place}._target_ is '{target}': of torch it must name a class of torch.nn or torch.optim.")
+    if not module_name:
+        raise ConfigError(f"{place}._target_ is '{target}': write package.module.Class.")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -56,8 +62,10 @@ def resolve_target(target: str, *, place: str, plugins: Sequence[str] = ()) -> t
     if found is None:
         hint = did_you_mean(class_name, [name for name in vars(module) if not name.startswith("_")])
         raise ConfigError(f"{place}._target_ is '{target}', but {module_name} has no {class_name}.{hint}")
-    if not inspect.isclass(found) or (package == "torch" and not target.startswith(("torch.nn.", "torch.optim."))):
-        raise ConfigError(f"{place}._target_ is '{target}': it must name a class (of torch: in torch.nn or torch.optim).")
+    if not inspect.isclass(found):
+        raise ConfigError(f"{place}._target_ is '{target}': it must name a class.")
+    if package in OWN_PACKAGES and found.__module__.split(".")[0] != package:  # what our modules import is not ours
+        raise ConfigError(f"{place}._target_ is '{target}': {class_name} is a class of {found.__module__}, not of {package}.")
     return found
 
 
@@ -159,10 +167,19 @@ def _fit(value: Any, option: Any, place: str) -> tuple[bool, Any]:
 def _fit_sequence(value: Any, option: Any, origin: Any, place: str) -> tuple[bool, Any]:
     if not isinstance(value, list | tuple):
         return False, value
-    inner = [argument for argument in get_args(option) if argument is not Ellipsis]
-    item = inner[0] if inner else Any
-    items = [checked_value(element, item, place=f"{place}.{index}") for index, element in enumerate(value)]
+    inner: Sequence[Any] = get_args(option)
+    if not _is_fixed(option):
+        inner = [inner[0] if inner else Any] * len(value)
+    if len(inner) != len(value):
+        return False, value
+    pairs = enumerate(zip(value, inner, strict=True))
+    items = [checked_value(element, item, place=f"{place}.{index}") for index, (element, item) in pairs]
     return True, items if origin is list else tuple(items)
+
+
+def _is_fixed(option: Any) -> bool:
+    """Whether a list has so many elements and no other number: `tuple[float, float]`."""
+    return get_origin(option) is tuple and Ellipsis not in get_args(option)
 
 
 def _fit_mapping(value: Any, option: Any, place: str) -> tuple[bool, Any]:
@@ -178,14 +195,16 @@ def _words(option: Any) -> str:
         return "null"
     if get_origin(option) is Literal:
         return ", ".join(str(choice) for choice in get_args(option))
+    if _is_fixed(option):
+        return f"a list of {len(get_args(option))}"
     if get_origin(option) is not None:
         return "a mapping" if issubclass(get_origin(option), Mapping) else "a list"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(option, str(option))
+    return WORDS.get(option, str(option))
 
 
 def _output_size(name: Any, parts: Mapping[str, Any], place: str) -> int:
     if isinstance(name, list | tuple):  # the first of several that is there
-        name = next((candidate for candidate in name if candidate in parts), name[-1] if name else name)
+        name = next((candidate for candidate in name if candidate in parts), name[-1] if name else "[]")
     if name not in parts:
         raise ConfigError(
             f"{place}.{INPUT_KEY} is '{name}', which is no component built before it."

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from torch import Tensor
+if TYPE_CHECKING:  # only names in annotations: commands that train nothing start without torch
+    import numpy as np
+    from torch import Tensor
 
-Batch = dict[str, Tensor]
+Batch = dict[str, "Tensor"]
 """Flat named tensors, batch-major: `[N, ...]` live, `[B, T, ...]` from a buffer."""
 
 Metrics = dict[str, Any]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,9 @@ class CheckpointBlock:
     every_minutes: float | None = 2.0
     keep_recent: int = 3
 
+    def cadence(self) -> Cadence:
+        return Cadence(None, self.every_updates, self.every_minutes, place="training.checkpoint")
+
 
 @dataclass(frozen=True)
 class EvaluationBlock:
@@ -77,6 +81,10 @@ class EvaluationBlock:
     timeout_steps: int | None = None
     video: bool = True
 
+    def plan(self) -> EvaluationPlan:
+        cadence = Cadence(self.every_steps, self.every_updates, place="evaluation")
+        return EvaluationPlan(cadence, self.warmup_steps, self.episodes, self.final_episodes)
+
 
 @dataclass(frozen=True)
 class LoggingBlock:
@@ -84,6 +92,9 @@ class LoggingBlock:
     every_updates: int | None = 1
     terminal: str = "auto"
     tensorboard: bool = True
+
+    def cadence(self) -> Cadence:
+        return Cadence(self.every_steps, self.every_updates, place="logging")
 
 
 @dataclass(frozen=True)
@@ -252,8 +263,20 @@ def build_agent(
         num_envs=int(config["environment"]["num_envs"]),
     )
     workflow.initialize(context)
+    for parts in (components, optimizers):
+        _refuse_unused(parts, workflow)
     runtime.compile_methods(workflow)
     return Agent(workflow, runtime, components, controllers, optimizers)
+
+
+def _refuse_unused(parts: Parts, workflow: Workflow) -> None:
+    """A part that the workflow never asks for would sit there and learn nothing."""
+    unused = [name for name in parts if name not in parts.asked]
+    if unused:
+        raise ConfigError(
+            f"{parts.kind}.{unused[0]} is not used by {type(workflow).__name__}.{did_you_mean(unused[0], parts.asked)} "
+            f"It uses: {', '.join(sorted(parts.asked)) or 'none'}. Write `{parts.kind}.{unused[0]}: null` to leave it out."
+        )
 
 
 def build_environment(config: Config, *, stream: str, num_envs: int | None = None, render: bool = False) -> Environment:
@@ -331,13 +354,8 @@ def build(
     environment = build_environment(config, stream="train_environment")
     logger, display = build_logger(settings, run, title=_title(config, settings), quiet=quiet)
     buffers = build_buffers(config, settings, environment)
-    collector = Collector(
-        environment,
-        buffers,
-        device=runtime.device,
-        stopwatch=stopwatch,
-        report=lambda sentence: logger.message(sentence, "warning"),
-    )
+    warn = partial(logger.message, level="warning")
+    collector = Collector(environment, buffers, device=runtime.device, stopwatch=stopwatch, report=warn)
     evaluator = build_evaluator(config, settings.evaluation, runtime)
     agent = build_agent(config, environment.spec, runtime=runtime, collector=collector, evaluator=evaluator)
     scheduler = PhaseScheduler(settings.phases)
@@ -351,11 +369,9 @@ def build(
         usage=_usage(time_split, stopwatch, scheduler),
         display=display,
         stopwatch=stopwatch,
-        log_cadence=Cadence(settings.logging.every_steps, settings.logging.every_updates, place="logging"),
-        checkpoint_cadence=Cadence(
-            None, settings.checkpoint.every_updates, settings.checkpoint.every_minutes, place="training.checkpoint"
-        ),
-        evaluation=_evaluation_plan(settings.evaluation),
+        log_cadence=settings.logging.cadence(),
+        checkpoint_cadence=settings.checkpoint.cadence(),
+        evaluation=settings.evaluation.plan(),
         stop_rules=settings.stop,
         on_save=on_save,
     )
@@ -425,11 +441,6 @@ def build_logger(
 
 def _title(config: Config, settings: Settings) -> str:
     return f"{settings.experiment.name} · {config['environment']['id']} · seed {settings.seed}"
-
-
-def _evaluation_plan(block: EvaluationBlock) -> EvaluationPlan:
-    cadence = Cadence(block.every_steps, block.every_updates, place="evaluation")
-    return EvaluationPlan(cadence, block.warmup_steps, block.episodes, block.final_episodes)
 
 
 def _saver(run: RunDirectory | None, block: CheckpointBlock, targets: dict[str, Any]) -> Callable[..., Path | None]:

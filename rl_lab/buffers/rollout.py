@@ -11,6 +11,9 @@ Each rollout is used once: `sample` hands it out and empties the buffer. One tha
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from rl_lab.types import Batch, StateTree
 
 
@@ -21,6 +24,7 @@ class RolloutBuffer:
         assert capacity_steps > 0, "a rollout has at least one step"
         self.capacity_steps = capacity_steps
         self._storage: Batch = {}
+        self._slots: list[tuple[Tensor, ...]] = []
         self._length = 0
         self._has_pending = False
 
@@ -30,8 +34,7 @@ class RolloutBuffer:
         assert self._length < self.capacity_steps, "a rollout longer than its buffer"
         if self._storage.keys() != row.keys():
             self._allocate(row)
-        for key, value in row.items():
-            self._storage[key][:, self._length] = value
+        torch._foreach_copy_(self._slots[self._length], [row[key] for key in self._storage])
         self._length += 1
         self._has_pending = False
 
@@ -57,6 +60,8 @@ class RolloutBuffer:
             key: value.new_zeros((value.shape[0], self.capacity_steps + 1, *value.shape[1:]))
             for key, value in row.items()
         }
+        # One list of views per row: storing a row is then a single call, not one slice and one copy per key.
+        self._slots = list(zip(*(value.unbind(dim=1) for value in self._storage.values()), strict=True))
 
     def get_state(self) -> StateTree:
         kept = self._length + 1 if self._length or self._has_pending else 0

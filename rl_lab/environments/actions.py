@@ -34,8 +34,8 @@ class ActionConverter:
             self._shape, self._dtype = space.shape, np.dtype(space.dtype)
             self._low, self._high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
             self._bounded = np.isfinite(self._low) & np.isfinite(self._high)
-            self._middle = np.where(self._bounded, 0.5 * (np.nan_to_num(self._low) + np.nan_to_num(self._high)), 0.0)
-            self._half = np.where(self._bounded, 0.5 * (np.nan_to_num(self._high) - np.nan_to_num(self._low)), 1.0)
+            low, high = np.where(self._bounded, self._low, -1.0), np.where(self._bounded, self._high, 1.0)
+            self._middle, self._half = 0.5 * (low + high), 0.5 * (high - low)
 
     @property
     def num_mask_entries(self) -> int | None:
@@ -46,7 +46,7 @@ class ActionConverter:
         """One environment action per row: Python ints for Discrete, arrays of the space's shape otherwise."""
         if self.spec.kind == "discrete":
             return (action + self._start).tolist() if self._start else action.tolist()
-        return self.batch(action)
+        return list(self.batch(action))
 
     def batch(self, action: np.ndarray) -> np.ndarray:
         """The same as one array, for native vector environments."""
@@ -69,10 +69,9 @@ def _action_spec(space: spaces.Space, env_id: str) -> ActionSpec:
         return ActionSpec("multi_discrete", (2,) * int(np.prod(space.shape)))
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
         low, high = space.low.reshape(-1), space.high.reshape(-1)
-        bounds = {"low": tuple(float(v) for v in low), "high": tuple(float(v) for v in high)}
-        return ActionSpec("continuous", (int(low.size),), **bounds)
+        return ActionSpec("continuous", (int(low.size),), tuple(map(float, low)), tuple(map(float, high)))
     raise ConfigError(
-        f"environment '{env_id}': actions are a {type(space).__name__} space ({space}), which no policy here can answer. "
+        f"environment '{env_id}': actions are a {type(space).__name__} space ({space}), which no policy can answer. "
         "Known: Discrete, MultiDiscrete, MultiBinary, Box of floats. "
         "Write a gymnasium.ActionWrapper whose action_space is one of them and list it under `wrappers:`."
     )

@@ -31,9 +31,9 @@ import numpy as np
 from rl_lab import types
 from rl_lab.environments.recipe import Blueprint, Recipe
 from rl_lab.environments.vector import check_state_kind, too_many_restarts
-from rl_lab.environments.wrappers import WRAPPERS
 from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, work
-from rl_lab.types import ConfigError, EnvRows, EnvSpec, StateTree
+from rl_lab.environments.wrappers import WRAPPERS
+from rl_lab.types import ConfigError, EnvRows, EnvSpec, RLLabError, StateTree
 
 ANSWER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
 FAREWELL_TIMEOUT_S = 5.0
@@ -87,6 +87,7 @@ class AsyncEnvironment:
     ) -> None:
         self.num_envs = num_envs
         self.spec: EnvSpec = blueprint.spec
+        self.blueprint = blueprint
         self._recipe, self._blueprint = recipe, blueprint
         self._seeds, self._max_restarts, self._timeout_s = seeds, max_restarts, answer_timeout_s
         self._events: list[str] = []
@@ -153,8 +154,14 @@ class AsyncEnvironment:
     # --- talking to workers ---
 
     def _take_rows(self, command: str) -> EnvRows:
-        self._ask_all(command, [None] * len(self._workers))
+        for failed in self._ask_all(command, [None] * len(self._workers)):
+            for env in failed:  # these repeat their last observation, of which half may have been overwritten
+                assert self._rows is not None
+                for key, values in self._rows.observation.items():
+                    self._shared.rows.observation[key][env] = values[env]
         self._rows = self._copy_rows()
+        if int(self._shared.restarts.sum()) > self._max_restarts:
+            raise too_many_restarts(self._max_restarts, self._events[-1] if self._events else "")
         return self._rows
 
     def _copy_rows(self) -> EnvRows:
@@ -168,18 +175,23 @@ class AsyncEnvironment:
         """One command to every worker, answered in parallel; a lost worker is replaced and asked again."""
         for worker, argument in zip(self._workers, arguments, strict=True):
             self._send(worker, command, argument)
-        answers = []
+        answers, errors = [], []
         for index, argument in enumerate(arguments):
-            while True:
-                try:
-                    answers.append(self._receive(self._workers[index]))
-                    break
-                except WorkerLostError as why:
-                    self._replace(index, str(why))
-                    self._send(self._workers[index], command, argument)
-        if int(self._shared.restarts.sum()) > self._max_restarts:
-            raise too_many_restarts(self._max_restarts, self._events[-1] if self._events else "")
+            try:
+                answers.append(self._receive_or_replace(index, command, argument))
+            except RLLabError as error:  # the others are heard first, or their answers would meet the next question
+                errors.append(error)
+        if errors:
+            raise errors[0]
         return answers
+
+    def _receive_or_replace(self, index: int, command: str, argument: Any) -> Any:
+        while True:
+            try:
+                return self._receive(self._workers[index])
+            except WorkerLostError as why:
+                self._replace(index, str(why))
+                self._send(self._workers[index], command, argument)
 
     def _send(self, worker: Worker, command: str, argument: Any) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_lab.environments.lookup import SUITES, Suite, newest_version, suite_of
+from rl_lab.environments.lookup import SUITES, Suite, find, newest_version, suite_of
 from rl_lab.environments.recipe import Recipe, blueprint
 from rl_lab.environments.wrappers import check_wrappers
 from rl_lab.types import EnvSpec
@@ -53,6 +53,7 @@ def describe(
     spec: Mapping[str, Any] | None = None,
 ) -> EnvSpec:
     """An environment's spec, with a user's `spec:` block laid over it. Builds one environment and closes it."""
+    find(id)  # first: a user's package may register the wrappers
     recipe = Recipe(id, dict(kwargs or {}), check_wrappers(wrappers), overrides=dict(spec or {}))
     env = recipe.build()
     found = blueprint(env, recipe).spec

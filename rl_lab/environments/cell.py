@@ -66,7 +66,7 @@ class Cell:
                 break
             except RLLabError:  # already says what to do
                 raise
-            except Exception as error:  # see _restart
+            except Exception as error:  # noqa: BLE001 (see _restart)
                 self._restart(error, "reset")
         rows.is_first[i] = True
         self._needs_reset = self._is_lost = False
@@ -82,11 +82,11 @@ class Cell:
             self._log.append(action.copy() if isinstance(action, np.ndarray) else action)
         try:
             observation, reward, terminated, truncated, _ = self.env.step(action)
-            self._write(observation, rows.observation, i)
             rows.reward[i] = reward
+            self._write(observation, rows.observation, i)
         except RLLabError:
             raise
-        except Exception as error:  # see _restart
+        except Exception as error:  # noqa: BLE001 (see _restart)
             self._restart(error, "step")
             self._end_lost(rows, i)
             return False
@@ -148,7 +148,7 @@ class Cell:
         """Close the environment; one that cannot even close is left to the garbage collector."""
         try:
             self.env.close()
-        except Exception as error:  # user code again, and nothing depends on its success
+        except Exception as error:  # noqa: BLE001 (user code again, and nothing depends on its success)
             self.events.append(f"Environment {self.index} raised {type(error).__name__}: {error} while closing.")
 
     def get_state(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Cell:
             return is_exact if replayed is None else self._is_same_observation(replayed, observation)
         except RLLabError:
             raise
-        except Exception as error:  # see _restart
+        except Exception as error:  # noqa: BLE001 (see _restart)
             self._restart(error, "a replay")
             return False
 
@@ -206,6 +206,5 @@ class Cell:
         }
         # Between episodes nothing of the old one is needed, so there is nothing to end.
         self._is_lost = not self._needs_reset
-        self.events.append(
-            f"Environment {self.index} could not be restored exactly: {reasons[mode]}. A new episode was started instead."
-        )
+        what = f"Environment {self.index} could not be restored exactly: {reasons[mode]}."
+        self.events.append(f"{what} A new episode was started instead.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -52,15 +54,23 @@ def make_environment(
     """
     _check_numbers(num_envs, action_repeat, time_limit, max_restarts)
     _check_names(vectorization, stream)
+    registered = find(id)  # first: a user's package may register the wrappers named below
     recipe = Recipe(
-        id, dict(kwargs or {}), check_wrappers(wrappers), action_repeat, time_limit, action_masks, render, dict(spec or {})
+        id=id,
+        kwargs=dict(kwargs or {}),
+        wrappers=check_wrappers(wrappers),
+        action_repeat=action_repeat,
+        time_limit=time_limit,
+        action_masks=action_masks,
+        render=render,
+        overrides=dict(spec or {}),
     )
-    registered = find(id)
     prepare_headless()
     scratch = recipe.build()
     plan = blueprint(scratch, recipe)
     native = _native_maker(registered, recipe, num_envs)
-    chosen = _choose(vectorization, registered, recipe, plan, scratch, num_envs, native)
+    with untouched_chance():
+        chosen = _choose(vectorization, registered, recipe, plan, scratch, num_envs, native)
     scratch.close()
     seeds = [stream_seed(seed, stream, i) for i in range(num_envs)]
     if chosen == "native":
@@ -84,6 +94,18 @@ def _check_names(vectorization: str, stream: str) -> None:
             raise ConfigError(
                 f"environment.{name} is '{value}'.{did_you_mean(str(value), known)} Allowed: {', '.join(known)}."
             )
+
+
+@contextmanager
+def untouched_chance() -> Iterator[None]:
+    """Trying an environment out must not move the process's generators, which some environments draw from: how
+    often they would be moved depends on the clock."""
+    python, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)
 
 
 def is_debugged() -> bool:
@@ -142,7 +164,7 @@ def _require_native(registered: GymnasiumSpec, recipe: Recipe) -> None:
 def _native_maker(registered: GymnasiumSpec, recipe: Recipe, num_envs: int) -> Callable[[], gym.vector.VectorEnv]:
     def make() -> gym.vector.VectorEnv:
         settings = dict(recipe.kwargs)
-        creator = registered.vector_entry_point
+        creator: Any = registered.vector_entry_point
         creator = load_env_creator(creator) if isinstance(creator, str) else creator
         modes = getattr(creator, "metadata", {}).get("render_modes", ())
         if recipe.render and "rgb_array" in modes:
@@ -167,7 +189,7 @@ def _seconds_per_step(scratch: gym.Env, plan: Blueprint) -> float:
     cell = Cell(lambda: scratch, plan.observations, index=0, seed=0, max_restarts=1)
     rows = allocate_rows(plan.observations, 1)
     action = plan.actions.rows(np.zeros((1, *plan.spec.action.shape), plan.spec.action.dtype))[0]
-    seconds = []
+    seconds: list[float] = []
     begin = time.perf_counter()
     try:
         cell.begin(rows, 0)

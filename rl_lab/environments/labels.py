@@ -35,7 +35,7 @@ def action_labels(env: gym.Env, num_labels: int) -> tuple[str, ...]:
         return ()
     name = f"{env.spec.namespace}/{env.spec.name}" if env.spec.namespace else env.spec.name
     labels = list(LABELS.get(name, ()))
-    inner_first = []
+    inner_first: list[gym.Wrapper] = []
     while isinstance(env, gym.Wrapper):
         inner_first.insert(0, env)
         env = env.env

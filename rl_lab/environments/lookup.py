@@ -105,7 +105,9 @@ def missing_extra(env_id: str, suite: Suite | None, error: Exception) -> Missing
 def newest_version(name: str) -> str | None:
     """The registered id with the same name and the highest version."""
     base = re.sub(r"-v\d+$", "", name)
-    versions = [(int(m.group(1)), key) for key in gym.registry if (m := re.fullmatch(re.escape(base) + r"-v(\d+)", key))]
+    versions = [
+        (int(m.group(1)), key) for key in gym.registry if (m := re.fullmatch(re.escape(base) + r"-v(\d+)", key))
+    ]
     return max(versions)[1] if versions else None
 
 

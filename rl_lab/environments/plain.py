@@ -11,7 +11,7 @@ import base64
 import json
 import random
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,17 @@ MAPPINGS: dict[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedD
 ARRAY_KINDS = "biufcSUMm"  # booleans, numbers, fixed-width text, dates: everything whose bytes say it all
 
 
+SIMPLE = frozenset({type(None), bool, int, float, str})  # JSON says these as they are
+Seen = dict[int, Any]  # changeable objects met so far, by id; held, so that no id is used twice
+
+
 class NotPlainError(TypeError):
-    """A value is not plain data; the message is its path."""
+    """A value is not plain data; the message is its path and its type."""
 
 
 def to_text(value: Any) -> str:
     """One line of JSON. Raises NotPlainError with the path of the first value that is not plain data."""
-    return json.dumps(_encode(value, "", {}), separators=(",", ":"))
+    return json.dumps(_encode(value, {}), separators=(",", ":"))
 
 
 def from_text(text: str) -> Any:
@@ -38,63 +42,82 @@ def from_text(text: str) -> Any:
     return _decode(json.loads(text))
 
 
-def _encode(value: Any, path: str, seen: dict[int, str]) -> Any:
+def _encode(value: Any, seen: Seen) -> Any:
     kind = type(value)
-    if value is None or kind in (bool, int, float, str):
+    if kind in SIMPLE:
         return value
     if kind is tuple:
-        return {"tuple": [_encode(item, f"{path}[{i}]", seen) for i, item in enumerate(value)]}
+        return {"tuple": _encode_items(value, seen)}
     if isinstance(value, np.generic):
-        return _encode_bytes("scalar", np.asarray(value), path)
+        return _encode_bytes("scalar", np.asarray(value))
     if kind is bytes:
         return {"bytes": value.hex()}
-    _refuse_alias(value, path, seen)
+    _refuse_alias(value, seen)
     if kind is list:
-        return [_encode(item, f"{path}[{i}]", seen) for i, item in enumerate(value)]
+        return _encode_items(value, seen)
     if kind is np.ndarray:
-        return _encode_bytes("array", value, path)
+        return _encode_bytes("array", value)
     if kind.__name__ in MAPPINGS and kind is MAPPINGS[kind.__name__]:
-        pairs = [[_encode(k, path, seen), _encode(v, f"{path}[{k!r}]", seen)] for k, v in value.items()]
-        return {kind.__name__: pairs}
+        return {kind.__name__: _encode_pairs(value, seen)}
     if kind is deque:
-        return {"deque": [value.maxlen, [_encode(item, f"{path}[{i}]", seen) for i, item in enumerate(value)]]}
+        return {"deque": [value.maxlen, _encode_items(value, seen)]}
     if kind in (set, frozenset):
-        return {kind.__name__: sorted((_encode(item, path, seen) for item in value), key=json.dumps)}
-    return _encode_random(value, path, seen)
+        return {kind.__name__: sorted(_encode_items(value, seen), key=json.dumps)}
+    return _encode_random(value, seen)
 
 
-def _refuse_alias(value: Any, path: str, seen: dict[int, str]) -> None:
+def _encode_items(values: Iterable[Any], seen: Seen) -> list[Any]:
+    encoded: list[Any] = []
+    try:
+        for item in values:
+            encoded.append(item if type(item) in SIMPLE else _encode(item, seen))
+    except NotPlainError as error:  # the path is put together only when it is needed
+        raise NotPlainError(f"[{len(encoded)}]{error}") from None
+    return encoded
+
+
+def _encode_pairs(mapping: dict[Any, Any], seen: Seen) -> list[list[Any]]:
+    encoded = []
+    for key, value in mapping.items():
+        try:
+            encoded.append([_encode(key, seen), value if type(value) in SIMPLE else _encode(value, seen)])
+        except NotPlainError as error:
+            raise NotPlainError(f"[{key!r}]{error}") from None
+    return encoded
+
+
+def _refuse_alias(value: Any, seen: Seen) -> None:
     """Two names for one changeable object would become two objects; that is no exact copy."""
     owner = value
     while isinstance(owner, np.ndarray) and isinstance(owner.base, np.ndarray):
         owner = owner.base
     if id(owner) in seen:
-        raise NotPlainError(f"{path} (shared with {seen[id(owner)]})")
-    seen[id(owner)] = path
+        raise NotPlainError(" (shared with another attribute)")
+    seen[id(owner)] = owner
 
 
-def _encode_bytes(tag: str, array: np.ndarray, path: str) -> dict[str, Any]:
+def _encode_bytes(tag: str, array: np.ndarray) -> dict[str, Any]:
     if array.dtype.kind not in ARRAY_KINDS:
-        raise NotPlainError(f"{path} (array of {array.dtype})")
+        raise NotPlainError(f" (array of {array.dtype})")
     # The memory order is kept: a sum over the other order rounds differently.
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     data = base64.b64encode(array.tobytes(order=order)).decode("ascii")  # type: ignore[arg-type]
     return {tag: [array.dtype.str, list(array.shape), order, data]}
 
 
-def _encode_random(value: Any, path: str, seen: dict[int, str]) -> dict[str, Any]:
+def _encode_random(value: Any, seen: Seen) -> dict[str, Any]:
     if type(value) is np.random.Generator and type(value.bit_generator).__name__ in BIT_GENERATORS:
         bits = value.bit_generator
         sequence = bits.seed_seq  # only `spawn` reads it, but then it matters
         lineage = None
         if isinstance(sequence, np.random.SeedSequence):
             lineage = (sequence.entropy, tuple(sequence.spawn_key), sequence.pool_size, sequence.n_children_spawned)
-        return {"generator": _encode((type(bits).__name__, bits.state, lineage), path, seen)}
+        return {"generator": _encode((type(bits).__name__, bits.state, lineage), seen)}
     if type(value) is np.random.RandomState:
-        return {"random_state": _encode(value.get_state(legacy=False), path, seen)}
+        return {"random_state": _encode(value.get_state(legacy=False), seen)}
     if type(value) is random.Random:
-        return {"random": _encode(value.getstate(), path, seen)}
-    raise NotPlainError(f"{path} ({type(value).__module__}.{type(value).__qualname__})")
+        return {"random": _encode(value.getstate(), seen)}
+    raise NotPlainError(f" ({type(value).__module__}.{type(value).__qualname__})")
 
 
 def _decode(node: Any) -> Any:

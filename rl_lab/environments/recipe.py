@@ -78,7 +78,7 @@ class Recipe:
 
 def can_render(spec: GymnasiumSpec) -> bool:
     """Whether the class says that it draws RGB arrays."""
-    creator = spec.entry_point
+    creator: Any = spec.entry_point
     if isinstance(creator, str):
         creator = load_env_creator(creator)
     metadata = getattr(creator, "metadata", None)
@@ -97,9 +97,7 @@ class Blueprint:
 def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
     """Read an environment's spaces and limits."""
     actions = ActionConverter(env.action_space, env_id=recipe.id)
-    observations = ObservationConverter(
-        env.observation_space, env_id=recipe.id, num_actions=actions.num_mask_entries
-    )
+    observations = ObservationConverter(env.observation_space, env_id=recipe.id, num_actions=actions.num_mask_entries)
     max_episode_steps, frames_per_step = _time(env)
     registered = env.spec
     spec = EnvSpec(

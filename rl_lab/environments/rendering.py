@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import importlib.util
 import os
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,18 @@ def prepare_headless() -> None:
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return
     os.environ.setdefault("SDL_VIDEODRIVER", "offscreen")  # "dummy" draws nothing at all
-    os.environ.setdefault("MUJOCO_GL", "egl")
+    backend = mujoco_backend()
+    if backend is not None:
+        os.environ.setdefault("MUJOCO_GL", backend)
+
+
+@cache
+def mujoco_backend() -> str | None:
+    """egl or osmesa, whichever library is there: naming one that is not makes `import mujoco` fail."""
+    if importlib.util.find_spec("mujoco") is None:
+        return None
+    libraries = {"egl": "EGL", "osmesa": "OSMesa"}
+    return next((name for name, library in libraries.items() if ctypes.util.find_library(library)), None)
 
 
 class FrameTaker:
@@ -28,7 +42,7 @@ class FrameTaker:
         """RGB uint8 [H, W, 3] or None."""
         try:
             frame = env.render()
-        except Exception as error:  # drawing code of any library, and nothing depends on its success
+        except Exception as error:  # noqa: BLE001 (any library's drawing code; nothing depends on it)
             self._report(f"{type(error).__name__}: {error}")
             return None
         if isinstance(frame, list | tuple) and len(frame) > 0:

@@ -1,6 +1,6 @@
 """An environment in mid-episode as plain data, by the first of three ways that is exact for it.
 
-own         the environment has get_state() / set_state(state): those, its random generator, and its wrappers' attributes
+own         the environment has get_state() and set_state(state): those, its generator, and its wrappers' attributes
 attributes  every attribute of the environment and its wrappers is plain data: all of them
 replay      anything else (physics engines, emulators): the episode's seed and the actions since its reset
 
@@ -71,10 +71,11 @@ def capture(env: Any, log: Sequence[Any] | None = None) -> dict[str, Any]:
 def what_is_not_plain(env: Any) -> str | None:
     """The first attribute that stands in the way of an attribute snapshot, None when all is plain."""
     chain = layers(env)
-    try:
-        to_text({type(layer).__name__: attributes(layer, chain) for layer in chain})
-    except NotPlainError as obstacle:
-        return str(obstacle)
+    for layer in chain:
+        try:
+            to_text(attributes(layer, chain))
+        except NotPlainError as obstacle:
+            return f"{type(layer).__name__}{obstacle}"
     return None
 
 

@@ -80,6 +80,12 @@ class ObservationConverter:
             if shape != leaf.source_shape:
                 raise ValueError(f"observation '{leaf.key}' has shape {shape}, its space says {leaf.source_shape}")
 
+    def batch_size(self, observation: Any) -> int | None:
+        """How many observations these are: None for one alone, else the length of the leading axis it has more."""
+        leaf = self.leaves[0]
+        array = np.asarray(_pick(observation, leaf.path))
+        return len(array) if array.ndim > len(leaf.source_shape) else None
+
     def batch(self, observation: Any, num_envs: int) -> dict[str, np.ndarray]:
         """The arrays of a native vector environment, copied because its buffers may be written again."""
         rows = {}

@@ -127,8 +127,8 @@ class MultiTarget(gym.Env):
     metadata = {"render_modes": []}
 
     def __init__(self, sizes: tuple[int, ...] = (3, 4), length: int = 10) -> None:
-        self.observation_space = spaces.MultiDiscrete(sizes)
-        self.action_space = spaces.MultiDiscrete(sizes)
+        self.observation_space = spaces.MultiDiscrete(list(sizes))
+        self.action_space = spaces.MultiDiscrete(list(sizes))
         self.sizes, self.length = tuple(sizes), length
         self.digits = np.zeros(len(sizes), np.int64)
         self.step_in_episode = 0

@@ -58,6 +58,7 @@ class SyncEnvironment:
     ) -> None:
         self.num_envs = num_envs
         self.spec: EnvSpec = blueprint.spec
+        self.blueprint = blueprint
         self._converter, self._actions = blueprint.observations, blueprint.actions
         self._max_restarts = max_restarts
         self._frames = FrameTaker()
@@ -140,6 +141,7 @@ class NativeEnvironment:
     ) -> None:
         self.num_envs = num_envs
         self.spec: EnvSpec = blueprint.spec
+        self.blueprint = blueprint
         self._converter, self._actions = blueprint.observations, blueprint.actions
         self._make, self._max_restarts, self._restarts = make, max_restarts, 0
         self._seeds = np.random.default_rng(seed)
@@ -160,7 +162,7 @@ class NativeEnvironment:
             try:
                 observation, _ = self._env.reset(seed=int(self._seeds.integers(MAX_EPISODE_SEED)))
                 break
-            except Exception as error:  # see Cell._restart: whatever an environment raises, the run goes on
+            except Exception as error:  # noqa: BLE001 (see Cell._restart)
                 self._restart(error, "reset")
         everywhere, nowhere = np.ones(self.num_envs, bool), np.zeros(self.num_envs, bool)
         self._rows = EnvRows(
@@ -181,7 +183,7 @@ class NativeEnvironment:
             observation, reward, terminated, truncated, _ = self._env.step(self._actions.batch(np.asarray(action)))
         except RLLabError:
             raise
-        except Exception as error:  # see Cell._restart
+        except Exception as error:  # noqa: BLE001 (see Cell._restart)
             self._restart(error, "step")
             return self._end_all(self._rows)
         self._rows = EnvRows(

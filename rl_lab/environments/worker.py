@@ -72,7 +72,7 @@ def _layout(spec: EnvSpec, num_envs: int) -> dict[str, tuple[tuple[int, ...], st
         f"observation:{key}": ((num_envs, *array.shape), array.dtype) for key, array in spec.observation.items()
     }
     layout["reward"] = ((num_envs,), "float32")
-    layout |= {name: ((num_envs,), "bool") for name in ("is_first", "is_last", "is_terminal")}
+    layout |= dict.fromkeys(("is_first", "is_last", "is_terminal"), ((num_envs,), "bool"))
     layout["action"] = ((num_envs, *spec.action.shape), spec.action.dtype)
     layout["restarts"] = ((num_envs,), "int64")
     return layout
@@ -87,7 +87,8 @@ def work(job: Job, connection: Connection, memory: Any) -> None:
     _live_and_die_with_parent()
     sys.path[:] = list(job.search_path)
     prepare_headless()
-    members = None
+    members: Members | None = None
+    answer: tuple[str, Any, Any]
     while True:
         try:
             command, argument = connection.recv()
@@ -176,14 +177,15 @@ class Members:
         for cell in self._cells:
             cell.close()
 
-    def _reset(self, _: None) -> None:
+    def _reset(self, _: None) -> list[int]:
         for i, cell in enumerate(self._cells):
             cell.begin(self._rows, i)
+        return []
 
-    def _step(self, _: None) -> None:
-        # A failed cell leaves its row of the observation as it was: that is the repeat.
-        for i, (cell, action) in enumerate(zip(self._cells, self._actions.rows(self._action), strict=True)):
-            cell.step(action, self._rows, i)
+    def _step(self, _: None) -> list[int]:
+        """The environments that failed and whose last observation is to be repeated."""
+        pairs = zip(self._cells, self._actions.rows(self._action), strict=True)
+        return [cell.index for i, (cell, action) in enumerate(pairs) if not cell.step(action, self._rows, i)]
 
     def _get_state(self, _: None) -> list[Any]:
         return [cell.get_state() for cell in self._cells]

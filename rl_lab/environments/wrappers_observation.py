@@ -21,7 +21,7 @@ class PerEntry(gym.ObservationWrapper):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         space = env.observation_space
-        entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
+        entries: dict[Any, Any] = dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
         self.changed_keys = [key for key, part in entries.items() if self.fits(part)]
         if not self.changed_keys:
             raise ConfigError(f"wrapper '{self.name}' finds nothing to change in the observation {space}.")
@@ -106,7 +106,8 @@ class Grey(PerEntry):
 
 
 def area_resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """uint8 [H, W, C] to [height, width, C]; each new pixel is the mean of the area it covers."""
+    """uint8 [H, W, C] to [height, width, C]; each new pixel is the mean of the area it covers, rounded once per axis.
+    Pillow calculates with whole numbers, so that every machine sees the same image."""
     from PIL import Image
 
     planes = [Image.fromarray(np.ascontiguousarray(image[..., c])) for c in range(image.shape[2])]
@@ -179,21 +180,26 @@ class RescaleObservation(PerEntry):
         return np.where(bounded, 2.0 * (exact - low) / (high - low) - 1.0, exact).astype(np.float32)
 
 
+def _can_be_flat(space: spaces.Space) -> bool:
+    try:
+        return space.is_np_flattenable
+    except NotImplementedError:  # spaces of other packages
+        return False
+
+
 @register_wrapper("flatten")
 class Flatten(gym.ObservationWrapper):
     """The whole observation as one vector; Discrete parts become one-hot"""
 
     def __init__(self, env: gym.Env) -> None:
-        if not env.observation_space.is_np_flattenable:
+        if not _can_be_flat(env.observation_space):
             raise ConfigError(
                 f"wrapper 'flatten' cannot flatten {env.observation_space}: use select_keys to drop a part."
             )
         super().__init__(env)
         flat = spaces.flatten_space(env.observation_space)
         assert isinstance(flat, spaces.Box)
-        self.observation_space = spaces.Box(
-            flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32
-        )
+        self.observation_space = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
 
     def observation(self, observation: Any) -> np.ndarray:
         return np.asarray(spaces.flatten(self.env.observation_space, observation), dtype=np.float32)

@@ -96,7 +96,7 @@ class Orchestrator:
         return True
 
     def _check_phase(self, phase: Phase) -> None:
-        if phase.buffer not in self.buffers:
+        if phase.type != "eval_only" and phase.buffer not in self.buffers:
             raise ConfigError(
                 f"Phase '{phase.name}' uses the buffer '{phase.buffer}', which is not configured."
                 f"{did_you_mean(phase.buffer, self.buffers)} There are: {', '.join(self.buffers)}."

@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rl_lab.types import RunError
 
 CONFIG_SCHEMA_VERSION = 1
@@ -30,6 +28,8 @@ def collect_manifest(
     *, config_text: str, seed: int, algorithm: str, environment_id: str, name: str = ""
 ) -> dict[str, Any]:
     """The manifest of a run that starts now in this process."""
+    import torch  # here, so that commands that only read manifests start without it
+
     return {
         "config_schema_version": CONFIG_SCHEMA_VERSION,
         "checkpoint_schema_version": CHECKPOINT_SCHEMA_VERSION,

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -157,6 +158,10 @@ class RunDirectory:
         """`{"tags": [...], "notes": "..."}`, empty where nobody wrote any."""
         empty: dict[str, Any] = {"tags": [], "notes": ""}
         return empty | read_json(self.tags_path) if self.tags_path.exists() else empty
+
+    def discard(self) -> None:
+        """Remove the directory of a run that never began."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     # --- how the run is ------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ from rl_lab.types import Batch, CollectResult, ConfigError, Metrics, Phase, Poli
 from rl_lab.workflows.context import Policy, WorkflowContext
 
 Mode = Literal["train", "eval"]
+Scale = TypeVar("Scale")
 
 
 class ActingController(Protocol):
@@ -68,7 +70,7 @@ class Workflow(ABC):
 
     def check_phase(self, phase: Phase) -> None:
         """Refuse, before the first step, a phase this workflow cannot run."""
-        for hook in phase.workflow_hooks:
+        for hook in phase.workflow_hooks if phase.type != "eval_only" else ():
             if hook not in self.hooks():
                 raise ConfigError(
                     f"Phase '{phase.name}' lists the hook '{hook}', which {type(self).__name__} does not have."
@@ -114,6 +116,20 @@ class WorldModelWorkflow(Workflow):
 
     @abstractmethod
     def imagine(self, start: Batch, *, horizon: int) -> Batch: ...
+
+
+def checked_scales(scales: Mapping[str, Scale], *, algorithm: str, terms: tuple[str, ...]) -> dict[str, Scale]:
+    """One scale per loss term; a misspelt or missing one is refused before the first step."""
+    for name in scales:
+        if name not in terms:
+            raise ConfigError(
+                f"algorithm.loss_scales.{name} is no loss of {algorithm}.{did_you_mean(name, terms)} "
+                f"Its terms are: {', '.join(terms)}."
+            )
+    for name in terms:
+        if name not in scales:
+            raise ConfigError(f"algorithm.loss_scales lacks '{name}': {algorithm}'s terms are {', '.join(terms)}.")
+    return dict(scales)
 
 
 def named(taken: Metrics, optimizer: str = "") -> Metrics:

@@ -19,9 +19,14 @@ class Parts(Mapping[str, Any]):
     def __init__(self, kind: str, parts: Mapping[str, Any]) -> None:
         self.kind = kind
         self._parts = dict(parts)
+        self.asked: set[str] = set()  # names somebody wanted; what nobody wants is probably a mistake
 
     def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
         return self._parts[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -31,6 +36,7 @@ class Parts(Mapping[str, Any]):
 
     def require(self, name: str, protocol: type | None = None) -> Any:
         """The part called `name`; `protocol` (a Protocol class) says which methods it must have."""
+        self.asked.add(name)
         if name not in self._parts:
             have = ", ".join(self._parts) or "none"
             raise ConfigError(
@@ -48,6 +54,7 @@ class Parts(Mapping[str, Any]):
 
     def optional(self, name: str, protocol: type | None = None) -> Any | None:
         """The part called `name`, checked like `require`, or None where the config has none."""
+        self.asked.add(name)
         return self.require(name, protocol) if name in self._parts else None
 
 

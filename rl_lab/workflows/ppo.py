@@ -18,7 +18,7 @@ from rl_lab.components.return_computers import lambda_return
 from rl_lab.components.statistics import mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, Workflow, named
+from rl_lab.workflows.base import Mode, Workflow, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -66,6 +66,11 @@ class PPO(Workflow):
                 f"algorithm.minibatch_size is {minibatch_size}: write a whole number of samples (64) "
                 "or a fraction of the rollout in (0, 1], such as 0.25."
             )
+        if minibatch_size == 1 and isinstance(minibatch_size, int) and advantage_normalization == "minibatch":
+            raise ConfigError(
+                "algorithm.minibatch_size is 1, and the advantage of a single sample cannot be normalised: write at "
+                "least 2, or `algorithm.advantage_normalization: batch`."
+            )
         self.discount = discount
         self.gae_lambda = gae_lambda
         self.clip_range = clip_range
@@ -74,7 +79,7 @@ class PPO(Workflow):
         self.minibatch_size = minibatch_size
         self.advantage_normalization = advantage_normalization
         self.target_kl = target_kl
-        self.loss_scales = dict(loss_scales)
+        self.loss_scales = checked_scales(loss_scales, algorithm="PPO", terms=("policy", "value", "entropy"))
 
     def initialize(self, context: WorkflowContext) -> None:
         super().initialize(context)

@@ -17,7 +17,7 @@ from rl_lab.components.return_computers import episode_return, lambda_return
 from rl_lab.components.statistics import mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, Workflow, named
+from rl_lab.workflows.base import Mode, Workflow, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -52,7 +52,7 @@ class Reinforce(Workflow):
         self.returns = returns
         self.target = target
         self.standardize_targets = standardize_targets
-        self.loss_scales = dict(loss_scales)
+        self.loss_scales = checked_scales(loss_scales, algorithm="REINFORCE", terms=("policy", "value", "entropy"))
 
     def initialize(self, context: WorkflowContext) -> None:
         super().initialize(context)

@@ -41,13 +41,11 @@ def test_the_command_exists() -> None:
     assert (module, function) == (main.__module__, main.__name__)
 
 
-def test_configs_are_package_data() -> None:
-    shipped = {
-        path
-        for pattern in PROJECT["tool"]["setuptools"]["package-data"]["rl_lab"]
-        for path in (ROOT / "rl_lab").glob(pattern)
-    }
-    assert shipped >= set((ROOT / "rl_lab" / "configs").rglob("*.yaml")) != set()
+def test_configs_travel_in_the_wheel() -> None:
+    build = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert build == {"packages": ["rl_lab"]}  # takes every file that is not ignored
+    ignored = (ROOT / ".gitignore").read_text()
+    assert ".yaml" not in ignored and "configs" not in ignored and list((ROOT / "rl_lab" / "configs").rglob("*.yaml"))
 
 
 def test_the_output_folder_is_ignored_and_the_code_of_the_same_name_is_not() -> None:

@@ -30,7 +30,9 @@ def column(rows: list[EnvRows], name: str, env: int = 0) -> list[int]:
     return [int(getattr(row, name)[env]) for row in rows]
 
 
-def make_async(num_envs: int, *, num_workers: int, max_restarts: int = 10, timeout_s: float = 60.0, **kwargs: Any) -> Any:
+def make_async(
+    num_envs: int, *, num_workers: int, max_restarts: int = 10, timeout_s: float = 60.0, **kwargs: Any
+) -> Any:
     recipe = Recipe(FAULTY, kwargs=kwargs)
     return AsyncEnvironment(
         recipe,
@@ -90,7 +92,9 @@ def test_too_many_restarts_stop_the_run(vectorization: str) -> None:
 
 def test_one_cell_alone_exceeds_the_limit_with_the_last_error() -> None:
     environment = make_environment(id=FAULTY, vectorization="sync", kwargs={"raise_in_reset_at": 1}, max_restarts=2)
-    with pytest.raises(EnvironmentFault, match=r"environment 0 failed more than max_restarts=2 times; the last error, in reset"):
+    with pytest.raises(
+        EnvironmentFault, match=r"environment 0 failed more than max_restarts=2 times; the last error, in reset"
+    ):
         environment.reset()
 
 
@@ -210,3 +214,30 @@ class TestNativeFaults:
         environment.reset()
         with pytest.raises(EnvironmentFault, match="max_restarts=0 times altogether. The vector environment raised"):
             environment.step(np.array([7, 7]))
+
+
+def test_an_environment_that_cannot_be_built_again_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment: Any = make_environment(id=FAULTY, vectorization="sync", kwargs={"raise_at": 1})
+    environment.reset()
+    monkeypatch.setattr(environment._cells[0], "_build", lambda: 1 / 0)
+    with pytest.raises(EnvironmentFault, match="environment 0 could not be built again: ZeroDivisionError"):
+        environment.step(np.zeros(1, np.int64))
+
+
+def test_a_bad_reward_repeats_the_whole_observation_in_every_mode() -> None:
+    wrong = {"id": FAULTY, "num_envs": 2, "wrappers": [{"id": "state_count_bonus", "scale": "much"}]}
+    sync, other = (make_environment(**wrong, vectorization=way, max_restarts=50) for way in ("sync", "async"))
+    expected, found = play(sync, steps=4, seed=0), play(other, steps=4, seed=0)
+    assert tree.equal(as_tree(expected), as_tree(found))
+    np.testing.assert_array_equal(found[1].observation["vector"], found[0].observation["vector"])
+    other.close()
+
+
+def test_after_a_fault_the_other_workers_can_still_be_asked() -> None:
+    environment = make_async(2, num_workers=2, max_restarts=0, raise_at=2)
+    environment.reset()
+    environment.step(np.zeros(2, np.int64))
+    with pytest.raises(EnvironmentFault, match="told to raise"):
+        environment.step(np.zeros(2, np.int64))
+    assert len(environment.get_state()["cells"]) == 2  # not an old answer
+    environment.close()

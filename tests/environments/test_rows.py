@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ TOYS = ["rl_lab/Counter-v0", "rl_lab/Recall-v0", "rl_lab/MultiTarget-v0", "rl_la
 
 def check_convention(environment: Environment, rows: list[EnvRows]) -> None:
     assert rows[0].is_first.all() and not rows[0].is_last.any() and (rows[0].reward == 0).all()
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in itertools.pairwise(rows):
         np.testing.assert_array_equal(row.is_first, before.is_last)
         assert (row.reward[row.is_first] == 0).all()
         assert not (row.is_terminal & ~row.is_last).any()

@@ -1,0 +1,69 @@
+"""Every command on a page is one that the real command line and the real configs understand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from docs_pages import PAGES, ROOT, commands, inline_code, name_of
+
+from rl_lab import composition
+from rl_lab.cli.main import SUMMARIES, command_module
+from rl_lab.cli.parsing import one_name
+
+COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
+EXAMPLE_CONFIGS = ROOT / "examples" / "my_algorithm" / "configs"
+SETTING = re.compile(r"(?!overrides)[a-z_]+(\.\w+)*=\S+")
+INVENTED = re.compile(r"my_|key=value|KEY|NAME|DIR\b|ENV:")  # what the reader is to fill in
+
+
+def identify(command: tuple[Path, list[str]]) -> str:
+    return f"{name_of(command[0])}: {' '.join(command[1])}"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=identify)
+def test_every_command_on_a_page_parses(command: tuple[Path, list[str]]) -> None:
+    name, *words = command[1]
+    if name.startswith("-"):
+        assert name in ("--help", "--version", "--debug")
+        return
+    assert name in SUMMARIES
+    if words and "--help" not in words:  # a command alone is a mention, not something to type
+        command_module(name).build_parser(f"rl-lab {name}").parse(words)
+
+
+def trainings() -> list[str]:
+    found = {" ".join(words) for _, words in COMMANDS if words[0] == "train" and not INVENTED.search(" ".join(words))}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("line", trainings())
+def test_every_training_on_a_page_composes(line: str) -> None:
+    words = next(words for _, words in COMMANDS if " ".join(words) == line)
+    arguments = command_module("train").build_parser("rl-lab train").parse(words[1:])
+    experiment, overrides = one_name(arguments.words, "experiment")
+    if arguments.env or arguments.algorithm:
+        experiment = f"{arguments.env or 'CartPole-v1'}:{arguments.algorithm or 'ppo'}"
+    own = EXAMPLE_CONFIGS if "actor_critic" in line else None
+    for chosen in composition.split_sweep(overrides):
+        assert composition.compose(experiment, chosen, config_dir=own)["training"]["phases"]
+
+
+def test_every_setting_of_the_configs_page_exists() -> None:
+    lines = [code.split() for code in inline_code(ROOT / "docs" / "configs.md") if not INVENTED.search(code)]
+    settings = [word for line in lines if all(SETTING.fullmatch(word) for word in line) for word in line]
+    assert len(settings) > 20
+    groups = {"memory=lstm", "preset=debug"} & set(settings)
+    keys = [word for word in settings if word.partition("=")[0] not in ("memory", "preset")]
+    composition.compose("ppo_cartpole", [*groups, *keys])
+
+
+def test_every_explained_key_has_an_explanation() -> None:
+    keys = [
+        words for _, words in COMMANDS if words[:2] == ["config", "explain"] and not INVENTED.search(" ".join(words))
+    ]
+    assert keys
+    for words in keys:
+        own = EXAMPLE_CONFIGS if "actor_critic" in " ".join(words) else None
+        assert composition.explain(words[2], *words[3:4], config_dir=own).documentation, " ".join(words)

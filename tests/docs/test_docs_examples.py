@@ -1,0 +1,102 @@
+"""What the pages and the examples folder show, run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from docs_pages import ROOT, blocks
+
+import rl_lab
+from rl_lab.types import ConfigError
+
+EXAMPLES = ROOT / "examples"
+MY_ALGORITHM = EXAMPLES / "my_algorithm"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory; what imports add to the search path is forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def module_at(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses and plugins look it up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_python_of_the_readme_runs(here: Path) -> None:
+    (code,) = blocks(ROOT / "README.md", "python")
+    assert "seed=1)" in code
+    quick = code.replace("seed=1)", "seed=1, preset='debug', quiet=True)").replace("episodes=20", "episodes=2")
+    names: dict[str, object] = {}
+    exec(compile(quick, "README.md", "exec"), names)
+    run = names["run"]
+    assert isinstance(run, rl_lab.Run) and run.status["state"] == "finished"
+    left_behind = {entry.name for entry in run.path.iterdir()}
+    assert {"config.yaml", "overrides.yaml", "manifest.json", "status.json"} <= left_behind
+    assert {"metrics.jsonl", "report.md", "learning_curve.png", "checkpoints"} <= left_behind
+
+
+def test_the_worked_advantages_are_what_the_code_computes() -> None:
+    (code,) = blocks(ROOT / "docs" / "time_steps.md", "python")
+    exec(compile(code, "time_steps.md", "exec"), {})
+
+
+def test_the_script_without_yaml_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    score = module_at(EXAMPLES / "ppo_cartpole.py").main(["--steps", "4096"])
+    assert score > 5.0
+    assert "deterministic evaluation" in capsys.readouterr().out
+
+
+def test_a_component_of_ones_own_is_used(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.delitem(sys.modules, "custom_component", raising=False)
+    run = module_at(EXAMPLES / "custom_component.py").main(["preset=debug", "logging.terminal=quiet"])
+    assert run.config["controllers"]["critic"]["members"] == 3
+    critic = rl_lab.load(run).workflow.critic
+    assert type(critic).__name__ == "EnsembleCritic" and len(critic.members) == 3
+
+
+def test_the_algorithm_page_shows_the_file_that_runs() -> None:
+    page = ROOT / "docs" / "add_an_algorithm.md"
+    code = (MY_ALGORITHM / "actor_critic.py").read_text()
+    assert blocks(page, "python") == [code]
+    assert blocks(page, "yaml") == [(MY_ALGORITHM / "configs" / "algorithm" / "actor_critic.yaml").read_text()]
+    assert len(code.splitlines()) <= 80
+
+
+def test_an_algorithm_of_ones_own_trains_and_loads(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(MY_ALGORITHM)
+    run = rl_lab.train("CartPole-v1:actor_critic", preset="debug", runs_dir=here / "runs", quiet=True)
+    assert run.status["counts"]["updates"] == 3
+    assert rl_lab.load(run).act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+
+
+def test_an_algorithm_of_ones_own_is_refused_where_it_is_not_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "actor_critic", raising=False)
+    with pytest.raises(ConfigError, match="plugins names 'actor_critic', which Python does not find"):
+        rl_lab.train("CartPole-v1:actor_critic", config_dir=MY_ALGORITHM / "configs", quiet=True)
+
+
+@pytest.mark.slow
+def test_an_algorithm_of_ones_own_learns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(MY_ALGORITHM)
+    settings = {"environment__num_envs": 32, "evaluation__video": False, "quiet": True}
+    run = rl_lab.train("CartPole-v1:actor_critic", runs_dir=here / "runs", **settings)
+    assert run.status["final_score"] > 150.0
+
+
+def test_the_picture_is_drawn_from_a_run(here: Path) -> None:
+    drawing = module_at(ROOT / "docs" / "images" / "make_live_picture.py")
+    drawing.draw(here / "live.svg", ["preset=debug"])
+    assert "ppo_cartpole" in (here / "live.svg").read_text()

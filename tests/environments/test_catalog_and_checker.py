@@ -1,0 +1,235 @@
+"""What the list says, and what the checker tells an author."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rl_lab.environments.catalog import describe, list_environments
+from rl_lab.environments.checker import Finding, check_environment
+
+
+def test_the_list_names_newest_versions_suites_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {info.id: info for info in list_environments()}
+    assert "CartPole-v1" in found and "CartPole-v0" not in found
+    assert "CartPole-v0" in {info.id for info in list_environments("cartpole", all_versions=True)}
+    assert found["CartPole-v1"].has_native_vector and found["CartPole-v1"].solved_return == 475
+    assert found["rl_lab/Corridor-v0"].suite == "toy" and found["rl_lab/Corridor-v0"].is_installed
+    monkeypatch.setattr("rl_lab.environments.catalog._is_installed", lambda suite: False)
+    (ant,) = list_environments("Ant-")
+    assert not ant.is_installed and ant.install == "pip install 'rl-lab[mujoco]'"
+
+
+def test_the_filter_matches_ids_and_suites_in_any_case() -> None:
+    assert {info.id for info in list_environments("PENDULUM")} >= {"Pendulum-v1"}
+    assert {info.suite for info in list_environments("toy_text")} == {"toy_text"}
+    assert list_environments("no such thing") == []
+
+
+def test_describe_gives_labels_thresholds_and_overrides() -> None:
+    spec = describe("CartPole-v1")
+    assert spec.action.labels == ("push left", "push right") and spec.max_episode_steps == 500
+    assert describe("CartPole-v1", spec={"solved_return": 1.0}).solved_return == 1.0
+    assert describe("Taxi-v4").action.labels[4] == "pick up"
+    assert describe("Pendulum-v1").action.labels == ("torque",)
+
+
+class Good(gym.Env):
+    """Nothing to complain about; the others change one thing each."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def observe(self) -> Any:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.observe(), 1.0, self.steps >= 10, False, {}
+
+
+class OldReset(Good):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class NoSeedArgument(Good):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+class NoSuperReset(Good):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return self.observe(), {}
+
+
+class Unseeded(Good):
+    chance = np.random.default_rng()
+
+    def observe(self) -> Any:
+        return self.chance.uniform(-1, 1, 2).astype(np.float32)
+
+
+class UnseededStep(Good):
+    chance = np.random.default_rng()
+
+    def step(self, action: Any) -> Any:
+        return super().step(action)[0], float(self.chance.random()), False, self.steps >= 10, {}
+
+
+class OldStep(Good):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class WrongShape(Good):
+    def observe(self) -> Any:
+        return np.zeros(3, np.float32)
+
+
+class WrongDtype(Good):
+    def observe(self) -> Any:
+        return np.zeros(2, np.float64)
+
+
+class OutOfBounds(Good):
+    def observe(self) -> Any:
+        return np.array([0.0, 5.0], np.float32)
+
+
+class NotANumber(Good):
+    def observe(self) -> Any:
+        return np.array([0.0, np.nan], np.float32)
+
+
+class ListObservation(Good):
+    def observe(self) -> Any:
+        return [0.0, 0.0]
+
+
+class BadReward(Good):
+    reward: Any = None
+
+    def step(self, action: Any) -> Any:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, self.reward, terminated, truncated, info
+
+
+class NanReward(BadReward):
+    reward = float("nan")
+
+
+class IntFlag(Good):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, int(terminated), truncated, None
+
+
+class Endless(Good):
+    def step(self, action: Any) -> Any:
+        return self.observe(), 1.0, False, False, {}
+
+
+class SharedBuffer(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = np.zeros(2, np.float32)
+
+    def observe(self) -> Any:
+        self.buffer[:] = self.np_random.uniform(-1, 1, 2)
+        return self.buffer
+
+
+class Raises(Good):
+    def step(self, action: Any) -> Any:
+        raise KeyError("no such joint")
+
+
+class Engine(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = iter([])
+
+
+class OddSpace(Good):
+    observation_space = spaces.Sequence(spaces.Discrete(2))  # type: ignore[assignment]
+
+
+class NoSpace(Good):
+    action_space = None  # type: ignore[assignment]
+
+
+class UnboundedActions(Good):
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)  # type: ignore[assignment]
+
+
+class WrongKeys(Good):
+    observation_space = spaces.Dict({"a": spaces.Discrete(2)})  # type: ignore[assignment]
+
+    def observe(self) -> Any:
+        return {"b": 1}
+
+
+@pytest.mark.parametrize(
+    ("cls", "level", "what", "cure"),
+    [
+        (OldReset, "error", "reset returned one ndarray, not (observation, info)", "return observation, {}"),
+        (NoSeedArgument, "error", "reset(seed=...) raised TypeError", "def reset(self, *, seed=None"),
+        (NoSuperReset, "error", "does not seed self.np_random", "super().reset(seed=seed)"),
+        (Unseeded, "error", "reset(seed=7) gave two different observations", "self.np_random"),
+        (UnseededStep, "error", "the same seed and actions led to different steps", "self.np_random"),
+        (OldStep, "error", "step returned four values: that is the old Gym interface", "five values"),
+        (WrongShape, "error", "outside observation_space: shape (3,) instead of (2,)", "Fix"),
+        (WrongDtype, "error", "dtype float64 instead of float32", "Fix"),
+        (OutOfBounds, "error", "element (1,) is 5.0, bounds -1.0 to 1.0", "Fix"),
+        (NotANumber, "error", "it holds NaN", "Fix"),
+        (ListObservation, "error", "a list instead of a numpy array", "Fix"),
+        (BadReward, "error", "reward is a NoneType, not a number", "float(reward)"),
+        (NanReward, "error", "reward is nan", "overflow"),
+        (IntFlag, "error", "terminated is 0 (int), not a boolean", "bool(terminated)"),
+        (IntFlag, "error", "info is a NoneType, not a dict", "Return {}"),
+        (Endless, "warning", "no episode ended within 200 random steps", "max_episode_steps"),
+        (SharedBuffer, "error", "an observation returned earlier was changed", "copy"),
+        (Raises, "error", "raised KeyError: 'no such joint'", "every action"),
+        (Engine, "warning", "exact resume will replay the episode's actions, because", "get_state()"),
+        (OddSpace, "error", "is a Sequence space", "known spaces"),
+        (NoSpace, "error", "action_space is missing", "self.action_space"),
+        (UnboundedActions, "warning", "has no finite bounds", "bounds"),
+        (WrongKeys, "error", "keys ['b'] instead of ['a']", "Fix"),
+    ],
+)
+def test_each_mistake_is_found_and_its_cure_told(cls: type[gym.Env], level: str, what: str, cure: str) -> None:
+    findings = check_environment(cls)
+    found = [finding for finding in findings if what in finding.what]
+    assert len(found) == 1, findings
+    assert found[0].level == level and cure in found[0].cure
+
+
+def test_a_class_that_is_no_environment_and_one_that_cannot_be_built() -> None:
+    assert "is no gymnasium.Env" in check_environment(dict)[0].what  # type: ignore[arg-type]
+    (finding,) = check_environment(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+    assert finding.what == "construction raised ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("name", "Corridor Recall PointMass MultiTarget MaskedChain PixelCatch Counter".split())
+def test_our_own_toys_are_praised(name: str) -> None:
+    assert check_environment(lambda: gym.make(f"rl_lab/{name}-v0")) == []
+
+
+def test_a_good_environment_has_no_findings() -> None:
+    assert check_environment(Good) == []
+    assert Finding("error", "a", "b") == Finding("error", "a", "b")

@@ -19,7 +19,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -35,6 +35,7 @@ PACKAGE_CONFIGS = Path(__file__).parent / "configs"
 DEFAULT_EXPERIMENT = "ppo_cartpole"
 USER_CONFIGS = Path("configs")
 PHASES = "training.phases"
+HYDRA_FUNCTIONS = create_functions().functions  # choice(...), range(...), int(...), and so on
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,7 @@ class KeyExplanation:
 def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> Config:
     """The resolved config of an experiment (`ppo_cartpole`, `CartPole-v1:ppo`, None: the default run)."""
     chosen, implied = _resolve_experiment(experiment, overrides, config_dir)
-    parsed = _parse([*implied, *overrides])
-    for item in parsed:
-        if item.is_sweep_override():
-            raise ConfigError(f"'{item.input_line}' names several values: add -m (--multirun) to run each of them.")
+    parsed = _parse_values([*implied, *overrides])
     head = [f"experiment={chosen}"] if chosen else []
     groups = _groups(config_dir)
     choices = [item for item in parsed if item.key_or_group in groups]
@@ -94,12 +92,14 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
 def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
     """A saved config with some values changed; keys must exist."""
     result: Config = copy.deepcopy(config)
-    for item in _parse(overrides):
+    for item in _parse_values(overrides):
         key = str(item.key_or_group)
         if key.startswith(f"{PHASES}."):
             _override_phase(result, key, item.value())
         else:
             _check_key(key, result, ())
+            if "." not in key and isinstance(result[key], dict):
+                raise ConfigError(f"{key} is a block: set one of its keys. {key} has: {', '.join(result[key])}.")
             *parents, last = key.split(".")
             node = result
             for parent in parents:
@@ -175,13 +175,13 @@ def _read(file: Path) -> Config:
     return from_yaml(file.read_text(), place=str(file))
 
 
-def _compose(overrides: Sequence[str], config_dir: Path | None) -> Any:
+def _compose(overrides: Sequence[str], config_dir: Path | None, *, with_hydra: bool = False) -> Any:
     UserConfigs.directories = _config_directories(config_dir)[:-1]
     Plugins.instance().register(UserConfigs)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(PACKAGE_CONFIGS), version_base="1.3", job_name="rl_lab"):
-            return hydra_compose("config", overrides=list(overrides))
+            return hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_readable(error)) from error
 
@@ -219,12 +219,27 @@ def _groups(config_dir: Path | None) -> dict[str, list[str]]:
     return groups
 
 
+def _parse_values(overrides: Sequence[str]) -> list[Override]:
+    """Overrides for one run: each names one value."""
+    parsed = _parse(overrides)
+    for item in parsed:
+        if item.is_sweep_override():
+            raise ConfigError(f"'{item.input_line}' names several values: add -m (--multirun) to run each of them.")
+    return parsed
+
+
 def _parse(overrides: Sequence[str]) -> list[Override]:
     try:
-        return OverridesParser.create().parse_overrides(list(overrides))
+        return OverridesParser.create().parse_overrides([_quoted(override) for override in overrides])
     except HydraException as error:
         first = str(error).splitlines()[0]
         raise ConfigError(f"{first}. Write overrides as key=value, for example algorithm.discount=0.98.") from error
+
+
+def _quoted(override: str) -> str:
+    """`learning_rate=linear(1e-3, 0)` with the quotes Hydra wants around a call that is none of its own."""
+    call = re.fullmatch(r"([^=]+=)((\w+)\([^()']*\))", override)
+    return f"{call[1]}'{call[2]}'" if call is not None and call[3] not in HYDRA_FUNCTIONS else override
 
 
 def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
@@ -245,9 +260,11 @@ def _check_key(key: str, config: Config, groups: Sequence[str] | dict[str, list[
         if not isinstance(node, dict) or part not in node:
             siblings = list(node) if isinstance(node, dict) else []
             prefix = ".".join(walked)
-            names = [f"{prefix}.{name}" if prefix else name for name in siblings]
+            names = [f"{prefix}.{name}" for name in siblings] if prefix else [*siblings, *groups]
             wanted = f"{prefix}.{part}" if prefix else part
-            hint = did_you_mean(wanted, [*names, *groups]) or _anywhere(part, config)
+            hint = did_you_mean(wanted, names) or _anywhere(part, config)
+            if isinstance(node, dict) and not node:
+                hint = f" {prefix} is empty; to add to it, write +{key}=VALUE."
             allowed = f" {prefix or 'The config'} has: {', '.join(siblings)}." if siblings else ""
             raise ConfigError(f"{key} is not a setting.{hint}{allowed}")
         node = node[part]
@@ -270,23 +287,30 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
 
 def _override_phase(config: Config, key: str, value: Any) -> None:
     """`training.phases.train.duration_steps=1000`: a phase is named by its name or its place in the list."""
-    phases = config["training"]["phases"]
-    name, _, field_name = key.removeprefix(f"{PHASES}.").partition(".")
-    names = [str(phase.get("name")) for phase in phases]
-    index = names.index(name) if name in names else int(name) if name.isdigit() else -1
-    if not 0 <= index < len(phases) or not field_name:
-        raise ConfigError(
-            f"{key}: there is no phase '{name}'.{did_you_mean(name, names)} Phases: {', '.join(names)}; "
-            f"write {PHASES}.{names[0]}.KEY=VALUE."
-        )
-    known = [field.name for field in fields(Phase) if field.name != "progress"]
-    if field_name.split(".")[0] not in known:
-        raise ConfigError(f"{key} is not a setting.{did_you_mean(field_name, known)} A phase has: {', '.join(known)}.")
-    node = phases[index]
+    node, field_name = _phase_of(key, config)
+    if not field_name:
+        raise ConfigError(f"{key} is a whole phase: set one of its keys, {key}.KEY=VALUE.")
     *parents, last = field_name.split(".")
     for parent in parents:
         node = node.setdefault(parent, {})
     node[last] = value
+
+
+def _phase_of(key: str, config: Config) -> tuple[Config, str]:
+    """The phase a key names and the rest of the key, which is empty or begins with a key of a phase."""
+    phases = config["training"]["phases"]
+    name, _, field_name = key.removeprefix(f"{PHASES}.").partition(".")
+    names = [str(phase.get("name")) for phase in phases]
+    index = names.index(name) if name in names else int(name) if name.isdigit() else -1
+    if not 0 <= index < len(phases):
+        raise ConfigError(
+            f"{key}: there is no phase '{name}'.{did_you_mean(name, names)} Phases: {', '.join(names) or 'none'}; "
+            f"write {PHASES}.NAME.KEY=VALUE."
+        )
+    known = [field.name for field in fields(Phase) if field.name != "progress"]
+    if field_name and field_name.split(".")[0] not in known:
+        raise ConfigError(f"{key} is not a setting.{did_you_mean(field_name, known)} A phase has: {', '.join(known)}.")
+    return phases[index], field_name
 
 
 def _plain(config: Any, *, resolve: bool) -> Config:
@@ -386,38 +410,49 @@ def explain(
     value: Any = config
     for part in key.split("."):
         value = value[part]
-    documentation, source = _documentation(key, experiment, config_dir)
+    documentation, source = _documentation(key, experiment, overrides, config_dir)
     children = [f"{key}.{child}" for child in value] if isinstance(value, dict) else []
     return KeyExplanation(key, value, choice or documentation, type(value).__name__, source, children)
 
 
 def _explain_phase(key: str, config: Config) -> KeyExplanation:
-    name, _, field_name = key.removeprefix(f"{PHASES}.").partition(".")
-    probe = apply_overrides(config, [f"{key}=null"]) if field_name else config  # refuses what is unknown
-    assert probe is not None
-    phase = next((phase for phase in config["training"]["phases"] if phase["name"] == name), None)
-    if phase is None:
-        names = [phase["name"] for phase in config["training"]["phases"]]
-        raise ConfigError(f"{key}: there is no phase '{name}'.{did_you_mean(name, names)} Phases: {', '.join(names)}.")
+    phase, field_name = _phase_of(key, config)
     if not field_name:
-        return KeyExplanation(key, phase, "One stretch of the curriculum; see docs/phases.md.", "Phase", "", list(phase))
-    default = next(field for field in fields(Phase) if field.name == field_name)
-    value = phase.get(field_name, None if default.default is MISSING else default.default)
-    return KeyExplanation(key, value, "A key of a phase; see docs/phases.md.", str(default.type), "", [])
+        children = [f"{key}.{name}" for name in phase]
+        return KeyExplanation(key, phase, "One stretch of the curriculum; see docs/phases.md.", "Phase", "", children)
+    first, *further = field_name.split(".")
+    declared = next(field for field in fields(Phase) if field.name == first)
+    value = phase.get(first, None if declared.default is MISSING else declared.default)
+    for part in further:
+        value = value.get(part) if isinstance(value, dict) else None
+    return KeyExplanation(key, value, "A key of a phase; see docs/phases.md.", str(declared.type), "", [])
 
 
-def _documentation(key: str, experiment: str | None, config_dir: Path | None) -> tuple[str, str]:
-    """The comment and the file of a key; the experiment's own file wins over the groups and the base."""
+def _documentation(
+    key: str, experiment: str | None, overrides: Sequence[str], config_dir: Path | None
+) -> tuple[str, str]:
+    """The comment and the file of a key; of the files that take part, the last to set it wins."""
     documentation, source = "", ""
-    for directory in reversed(_config_directories(config_dir)):
-        for file in sorted(directory.rglob("*.yaml"), key=lambda file: "experiment" in file.parts):
-            name = file.relative_to(directory).as_posix()
-            if name.startswith("experiment/") and name != f"experiment/{experiment or DEFAULT_EXPERIMENT}.yaml":
-                continue
-            comments = documented_keys(file)
-            if key in comments:
-                documentation, source = comments[key] or documentation, name
+    for file in _files_in_order(experiment, overrides, config_dir):
+        comments = documented_keys(file)
+        if key in comments:
+            directory = next(each for each in _config_directories(config_dir) if file.is_relative_to(each))
+            documentation, source = comments[key] or documentation, file.relative_to(directory).as_posix()
     return documentation, source
+
+
+def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir: Path | None) -> Iterator[Path]:
+    """The files a config is made of, in the order in which they speak."""
+    chosen, implied = _resolve_experiment(experiment, overrides, config_dir)
+    groups = _groups(config_dir)
+    picked = [str(item.input_line) for item in _parse_values([*implied, *overrides]) if item.key_or_group in groups]
+    composed = _compose([*([f"experiment={chosen}"] if chosen else []), *picked], config_dir, with_hydra=True)
+    choices = {group: option for group, option in composed.hydra.runtime.choices.items() if "/" not in group}
+    for group, option in [("", "config"), *reversed(choices.items())]:  # Hydra lists the last to speak first
+        if group == "experiment":
+            yield from reversed(list(_experiment_files(option, config_dir)))
+        elif (file := _find(f"{group}/{option}.yaml".lstrip("/"), config_dir)) is not None:
+            yield file
 
 
 @cache

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components import fused
 from rl_lab.types import ConfigError, did_you_mean
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -53,7 +52,6 @@ class MLP(nn.Module):
         output_gain: float = 1.0,
     ) -> None:
         super().__init__()
-        self.activation_name = activation
         self.activation = choose(ACTIVATIONS, activation, place="MLP activation")
         make_norm = choose(NORMS, norm, place="MLP norm")
         sizes = [input_size, *_positive(hidden_sizes)]
@@ -69,12 +67,8 @@ class MLP(nn.Module):
         """`[..., input_size]` to `[..., output_size]`."""
         activation = self.activation
         if self.norms is None:
-            parameters = [tensor for layer in self._hidden_parameters for tensor in layer.values()]
-            if parameters and self.activation_name in fused.ACTIVATIONS and fused.can_fuse(features):
-                features = fused.fused_stack(features, self.activation_name, parameters)  # type: ignore[arg-type]
-            else:
-                for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-                    features = activation(F.linear(features, weight, bias))  # type: ignore[arg-type]
+            for parameters in self._hidden_parameters:
+                features = activation(F.linear(features, parameters["weight"], parameters["bias"]))  # type: ignore[arg-type]
         else:
             for layer, norm in zip(self.hidden, self.norms, strict=True):
                 features = activation(norm(layer(features)))

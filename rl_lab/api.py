@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state
 from rl_lab.runs.video import write_video
+from rl_lab.settings import read_settings
 from rl_lab.types import ConfigError, EnvSpec, Metrics, RLLabError, RunError
 from rl_lab.wiring import (
     Agent,
@@ -40,7 +42,6 @@ from rl_lab.wiring import (
     build_environment,
     build_evaluator,
     build_runtime,
-    read_settings,
 )
 
 ResumeMode = Literal["exact", "warm_start", "warm_start_optimizer"]
@@ -318,9 +319,20 @@ def _try_status(run: RunDirectory, message: str) -> None:
 
 
 def _spell(value: Any) -> str:
+    """A Python value as an override is written: texts that would read as something else are quoted."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"'{value}'" if isinstance(value, str) and any(c in value for c in " ,:=()[]{}") else str(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_spell(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_spell(item) for item in value) + "]"
+    if not isinstance(value, str):
+        return str(value)
+    words = ("null", "true", "false", "inf", "nan")
+    if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in words:
+        return value
+    backslashes_before_the_end = "\\" * (len(value) - len(value.rstrip("\\")))
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", value) + backslashes_before_the_end + "'"
 
 
 # --- looking -----------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def _start_replaced_blocks_afresh(
     The keys of the old class are not those of the new one.
     """
     chosen = {str(item.key_or_group): str(item.value()) for item in overrides}
-    files = [*_experiment_files(experiment, config_dir)]
+    files: list[Path | None] = [*_experiment_files(experiment, config_dir)]
     files += [_find(f"{group}/{chosen[group]}.yaml", config_dir) for group in ("memory", "preset") if group in chosen]
     named = {path for file in files if file is not None for path in _paths(_read(file))}
     named |= {str(item.key_or_group) for item in overrides}

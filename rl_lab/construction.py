@@ -65,7 +65,8 @@ def resolve_target(target: str, *, place: str, plugins: Sequence[str] = ()) -> t
     if not inspect.isclass(found):
         raise ConfigError(f"{place}._target_ is '{target}': it must name a class.")
     if package in OWN_PACKAGES and found.__module__.split(".")[0] != package:  # what our modules import is not ours
-        raise ConfigError(f"{place}._target_ is '{target}': {class_name} is a class of {found.__module__}, not of {package}.")
+        home = found.__module__
+        raise ConfigError(f"{place}._target_ is '{target}': {class_name} is a class of {home}, not of {package}.")
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 from rl_lab.collection.collector import to_time_step
 from rl_lab.environments.recipe import Blueprint
 from rl_lab.types import EnvRows, EnvSpec
-from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.base import Mode, Workflow
 
 
 class Policy:
@@ -52,7 +52,7 @@ class Policy:
         is_first = np.full(count, self._is_first)
         rows = EnvRows(arrays, np.zeros(count, dtype=np.float32), is_first, nothing, nothing)
         with torch.inference_mode():
-            mode = "eval" if deterministic else "train"
+            mode: Mode = "eval" if deterministic else "train"
             answer = self.workflow.act(to_time_step(rows, self._device), self._state, mode=mode)
         self._state, self._is_first = answer.state, False
         action = answer.action.cpu().numpy()

@@ -8,8 +8,9 @@ No config object goes further than this file: everything behind it gets numbers,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,137 +28,20 @@ from rl_lab.metrics.system import SystemUsage
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.time_split import TimeSplit
 from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
-from rl_lab.orchestration.cadence import Cadence
-from rl_lab.orchestration.housekeeping import EvaluationPlan, Housekeeping
+from rl_lab.orchestration.housekeeping import Housekeeping
 from rl_lab.orchestration.orchestrator import Orchestrator
-from rl_lab.orchestration.phase_scheduler import PhaseScheduler, make_phase
-from rl_lab.orchestration.stopping import StopRules
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state, gather_state
+from rl_lab.settings import CheckpointBlock, Config, EvaluationBlock, Settings, read_settings
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
-from rl_lab.types import ConfigError, Counts, EnvSpec, Metrics, Phase, StateTree, did_you_mean
+from rl_lab.types import ConfigError, Counts, EnvSpec, Metrics, StateTree, did_you_mean
 from rl_lab.utils.seeding import get_rng_state, seed_everything, set_rng_state
 from rl_lab.utils.timing import Stopwatch
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import Parts, WorkflowContext
-
-Config = Mapping[str, Any]
-BLOCKS = (
-    *("experiment", "seed", "plugins", "environment", "algorithm", "components", "controllers", "optimizers"),
-    *("buffers", "training", "evaluation", "logging", "runtime", "runs"),
-)
-
-
-# --- the small blocks: their dataclasses and signatures are the schema -------------------------
-
-
-@dataclass(frozen=True)
-class ExperimentBlock:
-    name: str
-    description: str = ""
-    tags: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class CheckpointBlock:
-    every_updates: int | None = None
-    every_minutes: float | None = 2.0
-    keep_recent: int = 3
-
-    def cadence(self) -> Cadence:
-        return Cadence(None, self.every_updates, self.every_minutes, place="training.checkpoint")
-
-
-@dataclass(frozen=True)
-class EvaluationBlock:
-    every_steps: int | None = None
-    every_updates: int | None = None
-    warmup_steps: int = 0
-    episodes: int = 10
-    final_episodes: int = 100
-    num_envs: int = 10
-    timeout_steps: int | None = None
-    video: bool = True
-
-    def plan(self) -> EvaluationPlan:
-        cadence = Cadence(self.every_steps, self.every_updates, place="evaluation")
-        return EvaluationPlan(cadence, self.warmup_steps, self.episodes, self.final_episodes)
-
-
-@dataclass(frozen=True)
-class LoggingBlock:
-    every_steps: int | None = None
-    every_updates: int | None = 1
-    terminal: str = "auto"
-    tensorboard: bool = True
-
-    def cadence(self) -> Cadence:
-        return Cadence(self.every_steps, self.every_updates, place="logging")
-
-
-@dataclass(frozen=True)
-class RunsBlock:
-    directory: str = "runs"
-    id: str | None = None
-
-
-@dataclass(frozen=True)
-class TrainingBlock:
-    phases: Sequence[Mapping[str, Any]]
-    checkpoint: Mapping[str, Any] = field(default_factory=dict)
-    stop: Mapping[str, Any] = field(default_factory=dict)
-    limit_cycles: int | None = None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The checked small blocks of a config."""
-
-    experiment: ExperimentBlock
-    seed: int
-    plugins: tuple[str, ...]
-    phases: tuple[Phase, ...]
-    checkpoint: CheckpointBlock
-    stop: StopRules
-    evaluation: EvaluationBlock
-    logging: LoggingBlock
-    runs: RunsBlock
-
-
-def read_settings(config: Config) -> Settings:
-    """Check every block that is not built from a `_target_`."""
-    for key in config:
-        if key not in BLOCKS:
-            raise ConfigError(f"{key} is not a block of a config.{did_you_mean(key, BLOCKS)} Blocks: {', '.join(BLOCKS)}.")
-    if isinstance(config["seed"], bool) or not isinstance(config["seed"], int) or config["seed"] < 0:
-        raise ConfigError(f"seed is {config['seed']!r}: write a whole number from 0 on.")
-    training: TrainingBlock = _block(TrainingBlock, config, "training")
-    places = [f"training.phases.{index}" for index in range(len(training.phases))]
-    phases = [make_phase(dict(phase), place=place) for phase, place in zip(training.phases, places, strict=True)]
-    return Settings(
-        experiment=_block(ExperimentBlock, config, "experiment"),
-        seed=config["seed"],
-        plugins=tuple(config["plugins"] or ()),
-        phases=tuple(_limited(phase, training.limit_cycles) for phase in phases),
-        checkpoint=call_checked(CheckpointBlock, training.checkpoint, place="training.checkpoint"),
-        stop=call_checked(StopRules, training.stop, place="training.stop"),
-        evaluation=_block(EvaluationBlock, config, "evaluation"),
-        logging=_block(LoggingBlock, config, "logging"),
-        runs=_block(RunsBlock, config, "runs"),
-    )
-
-
-def _block(schema: type, config: Config, name: str) -> Any:
-    return call_checked(schema, config[name] or {}, place=name)
-
-
-def _limited(phase: Phase, limit_cycles: int | None) -> Phase:
-    if limit_cycles is None:
-        return phase
-    return replace(phase, duration_steps=None, duration_updates=None, duration_cycles=limit_cycles)
-
 
 # --- the agent: everything that acts and learns ------------------------------------------------
 
@@ -226,7 +110,7 @@ def _in_build_order(blocks: Mapping[str, Any]) -> list[str]:
 
 
 def _inputs(block: Mapping[str, Any]) -> set[str]:
-    named = block.get("input", ())
+    named = block.get("input", ()) if isinstance(block, Mapping) else ()
     return set(named) if isinstance(named, list | tuple) else {str(named)}
 
 
@@ -235,9 +119,16 @@ def _build_optimizer(name: str, block: Mapping[str, Any], built: Mapping[str, An
     settings = {key: value for key, value in block.items() if key != "parts"}
     if "parts" not in block:
         raise ConfigError(f"{place} does not say what it trains: write `parts: [encoder, actor]`.")
-    modules = {part: built[part] for part in block["parts"] if isinstance(built.get(part), nn.Module)}
+    parts, known = block["parts"], f"There are: {', '.join(built)}."
+    if not isinstance(parts, list | tuple):
+        raise ConfigError(f"{place}.parts is {parts!r}: write a list, such as [encoder, actor].")
+    for part in parts:  # one that is not there is left out, unless it looks like a slip
+        hint = "" if part in built else did_you_mean(part, [name for name in built if name not in parts])
+        if hint:
+            raise ConfigError(f"{place}.parts names '{part}', which is no component.{hint} {known}")
+    modules = {part: built[part] for part in parts if isinstance(built.get(part), nn.Module)}
     if not modules:
-        raise ConfigError(f"{place}.parts is {block['parts']}: none of them is a component. There are: {', '.join(built)}.")
+        raise ConfigError(f"{place}.parts is {parts}: none of them is a component. {known}")
     injected = {"parameters": modules, "precision": runtime.precision, "world": None}
     return call_checked(Optimizer, settings, place=place, injected=injected)
 
@@ -349,10 +240,28 @@ def build(
 ) -> Experiment:
     """The whole experiment; with `run` None nothing is written (checks and dry runs)."""
     settings = read_settings(config)
+    with ExitStack() as opened:  # a config that is refused half-way leaves no worker and no open file behind
+        environment = build_environment(config, stream="train_environment")
+        opened.callback(environment.close)
+        logger, display = build_logger(settings, run, title=_title(config, settings), quiet=quiet)
+        opened.callback(logger.close)
+        experiment = _assemble(config, settings, environment, logger, display, run, interrupted, on_save)
+        opened.pop_all()
+    return experiment
+
+
+def _assemble(
+    config: Config,
+    settings: Settings,
+    environment: Environment,
+    logger: MetricLogger,
+    display: LiveDisplay,
+    run: RunDirectory | None,
+    interrupted: Callable[[], bool],
+    on_save: Callable[[Housekeeping], None],
+) -> Experiment:
     runtime = build_runtime(config)
     stopwatch = Stopwatch()
-    environment = build_environment(config, stream="train_environment")
-    logger, display = build_logger(settings, run, title=_title(config, settings), quiet=quiet)
     buffers = build_buffers(config, settings, environment)
     warn = partial(logger.message, level="warning")
     collector = Collector(environment, buffers, device=runtime.device, stopwatch=stopwatch, report=warn)

@@ -205,6 +205,7 @@ def make_context(
     evaluator: Any = None,
     spec: EnvSpec = SPEC,
     num_envs: int = 2,
+    precision: str = "fp32",
 ) -> WorkflowContext:
     return WorkflowContext(
         components=Parts("components", components or {}),
@@ -212,7 +213,7 @@ def make_context(
         optimizers=Parts("optimizers", optimizers or {}),
         collector=collector,
         evaluator=evaluator,
-        runtime=Runtime(device="cpu"),
+        runtime=Runtime(device="cpu", precision=precision),
         spec=spec,
         num_envs=num_envs,
     )

@@ -21,7 +21,7 @@ PACKAGE = "rl_lab"
 # Which of our modules each part may import, besides itself. A name also allows what lies below it.
 LEAVES = ("buffers", "components", "environments", "training", "runs", "metrics")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    **{leaf: ("types", "utils") for leaf in LEAVES},
+    **dict.fromkeys(LEAVES, ("types", "utils")),
     "types": (),
     "utils": (),
     "configs": (),
@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ("api", "policy"),
     "__main__": ("cli",),
 }
-EVERYTHING = ("wiring", "api", "policy", "construction")
+EVERYTHING = ("wiring", "settings", "api", "policy", "construction")
 
 # Where an exception of any kind is met, file and function: user code runs inside, and why is said there.
 BROAD_EXCEPTS = {

@@ -87,7 +87,9 @@ def test_a_misspelt_class_or_module_is_named() -> None:
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A package of the user's own, in the folder the command was called in."""
-    (tmp_path / "my_lab_plugin.py").write_text("class Thing:\n    def __init__(self, *, size: int):\n        self.size = size\n")
+    (tmp_path / "my_lab_plugin.py").write_text(
+        "class Thing:\n    def __init__(self, *, size: int):\n        self.size = size\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_lab_plugin", raising=False)
@@ -137,7 +139,9 @@ def test_a_number_of_either_kind_keeps_its_kind(value: float, kind: type) -> Non
 
 
 def test_schedules_are_read_wherever_they_may_stand() -> None:
-    made = widget(scales={"policy": 1, "entropy": "linear(0.01, 0)", "value": {"schedule": "cosine", "start": 1, "end": 0}})
+    made = widget(
+        scales={"policy": 1, "entropy": "linear(0.01, 0)", "value": {"schedule": "cosine", "start": 1, "end": 0}}
+    )
     assert made["scales"]["policy"] == 1.0
     assert made["scales"]["entropy"] == Schedule("linear", 0.01, 0.0)
     assert made["scales"]["value"] == Schedule("cosine", 1.0, 0.0)
@@ -207,7 +211,9 @@ TARGET = {"_target_": "rl_lab.components.controllers.Critic"}
 
 
 def test_injected_things_fill_parameters_of_their_name_and_cannot_be_set() -> None:
-    made = call_checked(Head, {"input": "encoder"}, place="x", injected={"action": 5, "other": 6}, parts={"encoder": Sized()})
+    made = call_checked(
+        Head, {"input": "encoder"}, place="x", injected={"action": 5, "other": 6}, parts={"encoder": Sized()}
+    )
     assert (made.input_size, made.action) == (12, 5)
     with pytest.raises(ConfigError, match=r"x\.action is not a setting of Head.* Allowed: input, input_size, scale"):
         call_checked(Head, {"input_size": 1, "action": 7}, place="x", injected={"action": 5})
@@ -223,7 +229,10 @@ def test_of_several_inputs_the_first_that_is_there_counts() -> None:
     ("given", "message"),
     [
         ({}, "x lacks 'input', which Head needs"),
-        ({"input": "encodr"}, r"x\.input is 'encodr', which is no component built before it\. Did you mean 'encoder'\?"),
+        (
+            {"input": "encodr"},
+            r"x\.input is 'encodr', which is no component built before it\. Did you mean 'encoder'\?",
+        ),
         ({"input": ["a", "b"]}, r"x\.input is 'b', which is no component built before it.* There are: encoder, plain"),
         ({"input": []}, r"x\.input is '\[\]', which is no component"),
         ({"input": "plain"}, r"x\.input is 'plain', a int without an output_size"),
@@ -238,7 +247,9 @@ def test_blocks_within_blocks_are_built_too() -> None:
     inner = {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}
     built = call_checked(Widget, {"part": inner}, place="x").settings["part"]
     assert isinstance(built, nn.Linear)
-    with pytest.raises(ConfigError, match=r"x\.part\.in_feature is not a setting of Linear\. Did you mean 'in_features'"):
+    with pytest.raises(
+        ConfigError, match=r"x\.part\.in_feature is not a setting of Linear\. Did you mean 'in_features'"
+    ):
         call_checked(Widget, {"part": {"_target_": "torch.nn.Linear", "in_feature": 2}}, place="x")
     with pytest.raises(ConfigError, match=r"x\.part\._target_ is 'os.system', but a config may only use"):
         call_checked(Widget, {"part": {"_target_": "os.system", "command": "true"}}, place="x")

@@ -96,7 +96,9 @@ def check_actions_answer_their_rows(batch: Batch) -> None:
     assert bool(((batch["steps_before"] == batch["vector"][..., STEP])[:, :-1] | ~real[:, :-1]).all())
 
 
-def run(workflow: Workflow, buffer: Buffer, *, num_envs: int = 3, vectorization: str = "sync", **phase: Any) -> Orchestrator:
+def run(
+    workflow: Workflow, buffer: Buffer, *, num_envs: int = 3, vectorization: str = "sync", **phase: Any
+) -> Orchestrator:
     settings = {"name": "train", "buffer": "held", "collect_steps": 8, "duration_cycles": 6, **phase}
     environment = counter(num_envs, vectorization=vectorization, length=LENGTH, num_actions=ACTIONS)
     try:

@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_parameters_and_another_seed_others() -> No
     for seed in (0, 0, 1):
         trained = build({**config, "seed": seed}, run=None, quiet=True)
         trained.orchestrator.run()
-        sums.append([float(p.double().sum()) for p in trained.agent.controllers["actor"].parameters()])
+        sums.append([float(p.detach().double().sum()) for p in trained.agent.controllers["actor"].parameters()])
         trained.close()
     assert sums[0] == sums[1]
     assert sums[0] != sums[2]

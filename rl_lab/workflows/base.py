@@ -30,6 +30,7 @@ class Workflow(ABC):
 
     compiled: ClassVar[tuple[str, ...]] = ()  # pure methods the runtime may compile or capture
     phase_options: ClassVar[tuple[str, ...]] = ()  # keys a phase may set under `options:`
+    is_on_policy: ClassVar[bool] = False  # learns only from what its own policy did
 
     context: WorkflowContext
 
@@ -76,6 +77,12 @@ class Workflow(ABC):
                     f"Phase '{phase.name}' lists the hook '{hook}', which {type(self).__name__} does not have."
                     f"{did_you_mean(hook, self.hooks())} Its hooks: {', '.join(self.hooks()) or 'none'}."
                 )
+        if phase.controller is not None and phase.workflow_hooks and phase.type == "online" and self.is_on_policy:
+            raise ConfigError(
+                f"Phase '{phase.name}' lets '{phase.controller}' act and {phase.workflow_hooks[0]} learn, but "
+                f"{type(self).__name__} learns only from its own actions: write `workflow_hooks: []` or leave "
+                "`controller` out."
+            )
         for option in phase.options:
             if option not in self.phase_options:
                 raise ConfigError(

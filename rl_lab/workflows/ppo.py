@@ -22,6 +22,9 @@ from rl_lab.workflows.base import Mode, Workflow, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
 
 
+ROWS_AT_ONCE = 8192  # rows judged in one pass: bounds the memory that images take
+
+
 class Encoder(Protocol):
     def __call__(self, observation: Batch) -> Tensor:
         """`[..., *shape]` per key to features `[..., F]`."""
@@ -45,6 +48,8 @@ class Critic(Protocol):
 
 class PPO(Workflow):
     """Clipped surrogate, GAE, epochs of minibatches. Time limits bootstrap, terminations do not."""
+
+    is_on_policy = True
 
     def __init__(
         self,
@@ -111,10 +116,7 @@ class PPO(Workflow):
         policy = self.actor(features, time_step.observation.get("action_mask"))
         if mode == "eval":
             return PolicyStep(policy.mode(), state)
-        action = policy.sample()
-        extras["log_prob"] = policy.log_prob(action)
-        extras["value"] = self.critic(self._critic_features(observation, features))
-        return PolicyStep(action, state, extras)
+        return PolicyStep(policy.sample(), state, extras)
 
     # --- learning ---
 
@@ -136,7 +138,8 @@ class PPO(Workflow):
                 taken = self.optimizer.step(loss.total(scales), phase.progress)
                 gradient_steps += 1
                 if is_watched:
-                    steps.append({**{f"loss/{k}": v.detach() for k, v in loss.terms.items()}, **loss.metrics, **named(taken)})
+                    terms = {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
+                    steps.append({**terms, **loss.metrics, **named(taken)})
             epochs_done += 1
             if self.target_kl is not None and bool(steps[-1]["controller/approx_kl"] > 1.5 * self.target_kl):
                 break  # 1.5: the customary margin of the reference implementations
@@ -198,10 +201,9 @@ class PPO(Workflow):
         sample     action, log_prob, value    pending: observation only, its value bootstraps
         valid      where ~is_last             the answer to an episode's last row moved nothing
         """
+        log_prob, value = self.judge(batch)  # [N, T+1] each
         self.reward_normalizer.update(batch["reward"][:, 1:], batch["is_first"][:, 1:])  # row 0 was counted before
         reward = self.reward_normalizer(batch["reward"])
-        value = batch["value"].clone()
-        value[:, -1] = self._pending_value(batch)
         returns = lambda_return(
             reward, value, batch["is_last"], batch["is_terminal"], discount=self.discount, lambda_=self.gae_lambda
         )  # [N, T]
@@ -210,15 +212,30 @@ class PPO(Workflow):
         valid = ~batch["is_last"][:, :-1]
         if self.advantage_normalization == "batch":
             advantage = standardize(advantage, valid)
-        samples = {key: rows[:, :-1] for key, rows in batch.items() if key not in ("reward", "is_last", "is_terminal")}
-        samples |= {"advantage": advantage, "return": returns, "value": value, "valid": valid}
+        kept = (*self.context.spec.observation, "action", *(("memory_state", "is_first") if self.memory else ()))
+        samples = {key: batch[key][:, :-1] for key in kept}
+        samples |= {"log_prob": log_prob[:, :-1], "value": value, "advantage": advantage, "return": returns}
         residual, target = (returns - value)[valid], returns[valid]
         metrics = {
             "train/explained_variance": 1.0 - residual.var() / target.var().clamp(min=1e-8),
             "controller/value_mean": value[valid].mean(),
             "controller/advantage_std": residual.std(),
         }
-        return (samples if self.memory is not None else only_valid(samples)), metrics
+        return ({**samples, "valid": valid} if self.memory else only_valid(samples, valid)), metrics
+
+    def judge(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Log-probability of each action taken and value of each row, `[N, T+1]`, under the parameters that acted.
+
+        They have not changed since, so one pass over the rollout replaces a critic call per time step.
+        """
+        num_envs, length = batch["reward"].shape
+        parts = []
+        for first in range(0, num_envs, max(1, ROWS_AT_ONCE // length)):
+            rows = {key: values[first : first + max(1, ROWS_AT_ONCE // length)] for key, values in batch.items()}
+            with self.context.runtime.autocast():  # as when learning, or ratios would not begin at 1
+                policy, value = self.policy_and_value(rows)
+            parts.append((policy.log_prob(rows["action"]), value.float()))
+        return torch.cat([log_prob for log_prob, _ in parts]), torch.cat([value for _, value in parts])
 
     def minibatches(self, samples: Batch) -> Iterator[Batch]:
         """Shuffled minibatches: single samples, or whole sequences of some environments where there is memory."""
@@ -243,16 +260,8 @@ class PPO(Workflow):
     def _critic_features(self, observation: Batch, features: Tensor) -> Tensor:
         return features if self.critic_encoder is None else self.critic_encoder(observation)
 
-    def _pending_value(self, batch: Batch) -> Tensor:
-        if self.memory is not None:
-            return self.policy_and_value(batch)[1][:, -1]
-        pending = self.observation_normalizer({key: batch[key][:, -1] for key in self.context.spec.observation})
-        features = self.encoder(pending) if self.critic_encoder is None else self.critic_encoder(pending)
-        return self.critic(features)
 
-
-def only_valid(samples: Batch) -> Batch:
+def only_valid(samples: Batch, valid: Tensor) -> Batch:
     """`[N, T, ...]` to `[M, ...]`: the samples that count."""
-    valid = samples["valid"].flatten()
-    flat = {key: rows.flatten(0, 1) for key, rows in samples.items() if key != "valid"}
-    return flat if bool(valid.all()) else {key: rows[valid] for key, rows in flat.items()}
+    flat = {key: rows.flatten(0, 1) for key, rows in samples.items()}
+    return flat if bool(valid.all()) else {key: rows[valid.flatten()] for key, rows in flat.items()}

@@ -39,6 +39,8 @@ class Critic(Protocol):
 class Reinforce(Workflow):
     """One gradient step per batch of finished episodes; with `controllers.critic`, the critic is the baseline."""
 
+    is_on_policy = True
+
     def __init__(
         self,
         *,

@@ -24,7 +24,9 @@ def episodes_of(lengths: list[int], *, rewards: list[float]) -> list[EnvRows]:
         place = np.array([time % (length + 1) for length in lengths])
         is_last = place == np.array(lengths)
         rows.append(
-            env_rows([0.0] * len(lengths), reward=np.where(place > 0, rewards, 0.0), first=place == 0, last=is_last)
+            env_rows(
+                [0.0] * len(lengths), reward=np.where(place > 0, rewards, 0.0).tolist(), first=place == 0, last=is_last
+            )
         )
     return rows
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.doubles import Clock, MemoryWriter, Saves, make_housekeeping
 
 from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.housekeeping import EvaluationPlan, Housekeeping
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import StopRules
 from rl_lab.types import CollectResult, Counts, Metrics, Phase, RunError
+from tests.doubles import Clock, MemoryWriter, Saves, make_housekeeping
 
 
 def scheduler_of(cycles: int = 100) -> PhaseScheduler:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.doubles import CPU, MemoryWriter, Saves, counter, make_context, make_housekeeping, make_orchestrator
 from torch import nn
 
 from rl_lab.buffers.episodes import EpisodeBuffer
@@ -21,6 +20,7 @@ from rl_lab.training.optimizer import Optimizer
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.utils.timing import Stopwatch
 from rl_lab.workflows.base import Workflow
+from tests.doubles import CPU, MemoryWriter, Saves, counter, make_context, make_housekeeping, make_orchestrator
 
 
 class Diary(Workflow):
@@ -141,7 +141,7 @@ def test_the_train_ratio_is_kept_over_the_whole_run() -> None:
     workflow = Diary()
     buffers = {"episodes": EpisodeBuffer(num_envs=1, episodes_per_batch=1)}
     buffers["episodes"].ready = lambda: True  # type: ignore[method-assign]
-    buffers["episodes"].sample = lambda: {}  # type: ignore[method-assign]
+    buffers["episodes"].sample = dict  # type: ignore[method-assign]
     phases = [phase("train", buffer="episodes", collect_steps=1, duration_steps=100, updates_per_step=0.3)]
     loop = make_orchestrator(workflow, phases, environment=counter(1), buffers=buffers)
     loop.run()
@@ -155,7 +155,7 @@ def test_the_train_ratio_is_kept_over_the_whole_run() -> None:
 def refused(match: str, **settings: Any) -> None:
     environment = counter()
     resets: list[int] = []
-    environment.reset = lambda: resets.append(1)  # type: ignore[method-assign, assignment, func-returns-value]
+    environment.reset = lambda: resets.append(1)  # type: ignore[method-assign, assignment, func-returns-value, return-value]
     with pytest.raises(ConfigError, match=match):
         make_orchestrator(
             Diary(), [phase("train", duration_cycles=1, **settings)], environment=environment, buffers=rollout()
@@ -177,7 +177,7 @@ def test_a_method_that_is_no_hook_is_refused() -> None:
 
 def test_a_buffer_that_is_not_there_is_refused() -> None:
     refused(
-        r"Phase 'train' uses the buffer 'rolout', which is not configured\. Did you mean 'rollout'\? There are: rollout",
+        r"Phase 'train' uses the buffer 'rolout', which is not configured\. Did you mean 'rollout'\? There are",
         buffer="rolout",
     )
 

@@ -143,7 +143,10 @@ def test_a_skipped_pass_counts_nothing_and_is_not_owed_later() -> None:
 
 def test_what_is_owed_ends_with_its_phase() -> None:
     scheduler = PhaseScheduler(
-        [phase("first", duration_steps=3, updates_per_step=0.5), phase("second", duration_steps=9, updates_per_step=0.5)]
+        [
+            phase("first", duration_steps=3, updates_per_step=0.5),
+            phase("second", duration_steps=9, updates_per_step=0.5),
+        ]
     )
     assert run_cycle(scheduler, agent_steps=3) == 1
     assert run_cycle(scheduler, agent_steps=1) == 0

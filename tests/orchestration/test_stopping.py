@@ -9,9 +9,7 @@ from rl_lab.types import Counts
 
 
 def reason(stopping: Stopping, counts: Counts | None = None, **values: Any) -> str | None:
-    return stopping.reason(
-        counts or Counts(), **{"wall_s": 0.0, "episode_return": None, "eval_return": None, **values}
-    )
+    return stopping.reason(counts or Counts(), **{"wall_s": 0.0, "episode_return": None, "eval_return": None, **values})
 
 
 def test_without_rules_nothing_stops() -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rl_lab.utils.tree import equal, flatten_time, leaves_with_paths, map_leaves, numpy_to_tensors, stack, tensors_to_numpy
+from rl_lab.utils.tree import (
+    equal,
+    flatten_time,
+    leaves_with_paths,
+    map_leaves,
+    numpy_to_tensors,
+    stack,
+    tensors_to_numpy,
+)
 
 TREE = {"a": [1, (2, 3)], "b": {"c": None, "d": 4}}
 

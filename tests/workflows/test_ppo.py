@@ -21,6 +21,7 @@ from rl_lab.environments.factory import make_environment
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.types import Batch, ConfigError, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.utils.timing import Stopwatch
+from rl_lab.workflows import ppo
 from rl_lab.workflows.ppo import PPO
 from tests.doubles import CPU, SPEC, batch_of, make_context
 
@@ -76,10 +77,8 @@ def by_hand(**settings: Any) -> PPO:
 def two_episodes(*, is_terminal: bool) -> Batch:
     """Five rows: an episode ends at row 2, the next goes on beyond the pending row 4, whose value is 4."""
     return batch_of(
-        vector=[[[0.0], [0.0], [0.0], [0.0], [4.0]]],
+        vector=[[[0.5], [1.0], [9.0], [2.0], [4.0]]],  # the critic's values
         reward=[[0.0, 1.0, 2.0, 0.0, 3.0]],
-        value=[[0.5, 1.0, 9.0, 2.0, 0.0]],
-        log_prob=[[0.0] * 5],
         action=[[0] * 5],
         is_first=[[1, 0, 0, 1, 0]],
         is_last=[[0, 0, 1, 0, 0]],
@@ -97,7 +96,9 @@ def two_episodes(*, is_terminal: bool) -> Batch:
         # row 3: delta3 = 3 + .5*4 - 2 = 3 in both: the pending value bootstraps
     ],
 )
-def test_advantages_stop_at_terminations_and_bootstrap_at_time_limits(is_terminal: bool, advantage: list[float]) -> None:
+def test_advantages_stop_at_terminations_and_bootstrap_at_time_limits(
+    is_terminal: bool, advantage: list[float]
+) -> None:
     samples, _ = by_hand(discount=0.5, gae_lambda=0.5).prepare(two_episodes(is_terminal=is_terminal))
     assert samples["advantage"].tolist() == advantage
     assert samples["return"].tolist() == [a + v for a, v in zip(advantage, [0.5, 1.0, 2.0], strict=True)]
@@ -150,7 +151,9 @@ def terms(workflow: PPO, sample: Batch, *, clip_range: float = 0.2, value_clip_r
         (1.1, 2.0, 2.2),  # inside
     ],
 )
-def test_the_surrogate_is_the_lesser_of_ratio_and_clipped_ratio(ratio: float, advantage: float, surrogate: float) -> None:
+def test_the_surrogate_is_the_lesser_of_ratio_and_clipped_ratio(
+    ratio: float, advantage: float, surrogate: float
+) -> None:
     loss = terms(by_hand(), sample_with(log_ratio=[math.log(ratio)], advantage=[advantage]))
     assert loss.terms["policy"].item() == pytest.approx(-surrogate, rel=1e-6)
     assert loss.metrics["controller/clip_fraction"].item() == float(abs(ratio - 1.0) > 0.2)
@@ -195,7 +198,15 @@ def test_invalid_samples_of_sequences_do_not_count() -> None:
 
 @pytest.mark.parametrize(
     ("minibatch_size", "sizes"),
-    [(64, [25, 25, 25, 25]), (25, [25] * 4), (30, [34, 33, 33]), (0.25, [25] * 4), (0.5, [50, 50]), (1.0, [100]), (7, None)],
+    [
+        (64, [25, 25, 25, 25]),
+        (25, [25] * 4),
+        (30, [34, 33, 33]),
+        (0.25, [25] * 4),
+        (0.5, [50, 50]),
+        (1.0, [100]),
+        (7, None),
+    ],
 )
 def test_every_sample_is_in_exactly_one_minibatch(minibatch_size: float, sizes: list[int] | None) -> None:
     workflow = by_hand(minibatch_size=minibatch_size)
@@ -236,6 +247,7 @@ def make(
     learning_rate: float = 3e-3,
     seed: int = 0,
     accumulate: int = 1,
+    precision: str = "fp32",
     **settings: Any,
 ) -> tuple[PPO, Collector]:
     """PPO on real environments with small real parts."""
@@ -263,7 +275,12 @@ def make(
     workflow = PPO(**{"epochs": 2, "minibatch_size": 0.5, "loss_scales": SCALES, **settings})
     workflow.initialize(
         make_context(
-            components=components, controllers=controllers, optimizers={"controller": optimizer}, spec=spec, num_envs=4
+            components=components,
+            controllers=controllers,
+            optimizers={"controller": optimizer},
+            spec=spec,
+            num_envs=4,
+            precision=precision,
         )
     )
     buffers = {"rollout": RolloutBuffer(capacity_steps=64)}
@@ -283,16 +300,46 @@ def changed(module: Any, before: dict[str, Tensor]) -> bool:
     return any(not torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-@pytest.mark.parametrize("environment_id", ["CartPole-v1", "Pendulum-v1", "rl_lab/MultiTarget-v0", "rl_lab/MaskedChain-v0"])
+class Watched(nn.Module):
+    """An actor that remembers the distributions it gave and the features it gave them for."""
+
+    def __init__(self, actor: nn.Module) -> None:
+        super().__init__()
+        self.actor = actor
+        self.given: list[tuple[Tensor, Any]] = []
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Any:
+        self.given.append((features, self.actor(features, mask)))
+        return self.given[-1][1]
+
+
+def assert_judged_as_acted(workflow: PPO, collector: Collector, *, steps: int) -> Batch:
+    """One pass over a rollout gives what acting row by row would have written down."""
+    watched = workflow.actor = Watched(workflow.actor)  # type: ignore[arg-type]
+    batch = collect(workflow, collector, steps=steps)
+    acted = list(watched.given)
+    with torch.no_grad():
+        log_prob, value = workflow.judge(batch)
+        for time, (features, distribution) in enumerate(acted):
+            row = {key: rows[:, time] for key, rows in workflow.observation_normalizer(batch).items()}
+            # One row and all rows take different paths through a matrix product: the last bits may differ.
+            expected = distribution.log_prob(batch["action"][:, time])
+            torch.testing.assert_close(log_prob[:, time], expected, rtol=0.0, atol=2e-6)
+            expected = workflow.critic(workflow._critic_features(row, features))
+            torch.testing.assert_close(value[:, time], expected, rtol=0.0, atol=2e-6)
+    assert len(acted) == steps
+    return batch
+
+
+@pytest.mark.parametrize(
+    "environment_id", ["CartPole-v1", "Pendulum-v1", "rl_lab/MultiTarget-v0", "rl_lab/MaskedChain-v0"]
+)
 @pytest.mark.parametrize("separate", [False, True])
 def test_before_the_first_gradient_step_the_policy_is_the_one_that_acted(environment_id: str, separate: bool) -> None:
     """Every ratio is 1: what is learnt from is what was done, for every kind of action and with masks."""
-    workflow, collector = make(environment_id, separate=separate)
-    samples, _ = workflow.prepare(collect(workflow, collector))
-    policy, value = workflow.policy_and_value(samples)
-    # One row at a time and all rows at once take different paths through the matrix product: the last bit may differ.
-    torch.testing.assert_close(policy.log_prob(samples["action"]), samples["log_prob"], rtol=0.0, atol=2e-6)
-    torch.testing.assert_close(value, samples["value"], rtol=0.0, atol=2e-6)
+    workflow, collector = make(environment_id, separate=separate, normalize="rolling")
+    workflow.update_controller(collect(workflow, collector), phase=PHASE)
+    samples, _ = workflow.prepare(assert_judged_as_acted(workflow, collector, steps=32))
     metrics = workflow.loss(samples, clip_range=0.2, value_clip_range=None).metrics
     assert metrics["controller/clip_fraction"] == 0.0
     assert abs(float(metrics["controller/approx_kl"])) < 1e-6
@@ -303,7 +350,7 @@ def test_memory_reproduces_what_it_answered_while_acting(memory: Any) -> None:
     """Across episode ends and from a state that began rollouts ago."""
     workflow, collector = make("rl_lab/Recall-v0", memory=memory)
     collect(workflow, collector, steps=7)
-    batch = collect(workflow, collector, steps=33)
+    batch = assert_judged_as_acted(workflow, collector, steps=33)
     assert bool(batch["is_first"][:, 1:].any())
     assert float(batch["memory_state"][:, 0].abs().sum()) > 0.0, "the rollout begins in mid-episode"
     samples, _ = workflow.prepare(batch)
@@ -314,12 +361,36 @@ def test_memory_reproduces_what_it_answered_while_acting(memory: Any) -> None:
         torch.testing.assert_close(value, part["value"], rtol=0.0, atol=2e-6)
 
 
-def test_the_pending_value_of_a_memory_is_what_acting_would_have_given() -> None:
-    workflow, collector = make("rl_lab/Recall-v0", memory=GRUMemory)
+@pytest.mark.parametrize("memory", [None, GRUMemory])
+def test_the_pending_row_is_judged_as_the_first_of_the_next_rollout(memory: Any) -> None:
+    workflow, collector = make("rl_lab/Recall-v0", memory=memory)
+    with torch.no_grad():
+        pending = workflow.judge(collect(workflow, collector))[1][:, -1]
+        following = workflow.judge(collect(workflow, collector, steps=1))[1][:, 0]
+    torch.testing.assert_close(pending, following, rtol=0.0, atol=2e-6)
+
+
+@pytest.mark.parametrize("memory", [None, GRUMemory])
+def test_in_lower_precision_every_ratio_begins_at_one_too(memory: Any) -> None:
+    """Judged in another precision than learnt, the policy would seem to have moved before it did."""
+    workflow, collector = make("CartPole-v1", memory=memory, precision="bf16")
+    samples, _ = workflow.prepare(collect(workflow, collector))
+    with workflow.context.runtime.autocast():
+        policy, _ = workflow.policy_and_value(samples)
+    torch.testing.assert_close(policy.log_prob(samples["action"]), samples["log_prob"], rtol=0.0, atol=2e-6)
+    assert samples["value"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("memory", [None, GRUMemory])
+def test_a_large_rollout_is_judged_in_parts(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    workflow, collector = make("rl_lab/Recall-v0", memory=memory)
     batch = collect(workflow, collector)
-    pending = workflow._pending_value(batch)
-    following = collect(workflow, collector, steps=1)
-    torch.testing.assert_close(pending, following["value"][:, 0], rtol=0.0, atol=2e-6)
+    with torch.no_grad():
+        whole = workflow.judge(batch)
+        monkeypatch.setattr(ppo, "ROWS_AT_ONCE", 70)  # 33 rows of each of 4 environments: two at a time
+        parts = workflow.judge(batch)
+    for left, right in zip(whole, parts, strict=True):
+        torch.testing.assert_close(left, right, rtol=0.0, atol=2e-6)
 
 
 def test_an_update_reports_what_it_did() -> None:
@@ -360,7 +431,7 @@ def test_observations_are_counted_after_learning_and_each_once() -> None:
     events: list[str] = []
     step, update = workflow.optimizer.step, normalizer.update
     workflow.optimizer.step = lambda *a, **k: events.append("learn") or step(*a, **k)  # type: ignore[func-returns-value]
-    normalizer.update = lambda rows: events.append(f"count {rows['vector'].shape[1]}") or update(rows)
+    normalizer.update = lambda rows: events.append(f"count {rows['vector'].shape[1]}") or update(rows)  # type: ignore[func-returns-value]
     workflow.update_controller(collect(workflow, collector, steps=20), phase=PHASE)
     assert events == ["learn"] * 4 + ["count 20"], "not 21: the pending row is counted with the next rollout"
 
@@ -379,7 +450,11 @@ def test_a_frozen_encoder_stays_as_it_is_while_the_rest_learns() -> None:
     encoder, actor, critic = workflow.encoder, workflow.actor, workflow.critic
     before = [state_of(part) for part in (encoder, actor, critic)]
     workflow.update_controller(collect(workflow, collector), phase=PHASE)
-    assert [changed(part, was) for part, was in zip((encoder, actor, critic), before, strict=True)] == [False, True, True]
+    assert [changed(part, was) for part, was in zip((encoder, actor, critic), before, strict=True)] == [
+        False,
+        True,
+        True,
+    ]
     workflow.enter_phase(PHASE)
     workflow.update_controller(collect(workflow, collector), phase=PHASE)
     assert changed(encoder, before[0])
@@ -422,7 +497,10 @@ def test_the_same_seed_learns_the_same_to_the_bit() -> None:
     ("settings", "message"),
     [
         ({"epochs": 0}, r"algorithm\.epochs is 0: PPO needs at least 1 pass over each rollout"),
-        ({"minibatch_size": 0}, r"algorithm\.minibatch_size is 0: write a whole number of samples \(64\) or a fraction"),
+        (
+            {"minibatch_size": 0},
+            r"algorithm\.minibatch_size is 0: write a whole number of samples \(64\) or a fraction",
+        ),
         ({"minibatch_size": 1.5}, r"algorithm\.minibatch_size is 1\.5: write a whole number of samples"),
         (
             {"minibatch_size": 1},
@@ -441,5 +519,7 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
 
 
 def test_a_memory_leaves_no_place_for_a_critic_encoder() -> None:
-    with pytest.raises(ConfigError, match=r"both a memory and a critic_encoder.*Write `components.critic_encoder: null`"):
+    with pytest.raises(
+        ConfigError, match=r"both a memory and a critic_encoder.*Write `components.critic_encoder: null`"
+    ):
         make(memory=GRUMemory, separate=True)

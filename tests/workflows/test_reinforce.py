@@ -53,9 +53,7 @@ def make(*, has_critic: bool = True, **settings: Any) -> Reinforce:
     controllers: dict[str, Any] = {"actor": Logits(), **({"critic": Value()} if has_critic else {})}
     optimizer = Optimizer(parameters=controllers, name="sgd", learning_rate=0.1)
     workflow.initialize(
-        make_context(
-            components={"encoder": Same()}, controllers=controllers, optimizers={"controller": optimizer}
-        )
+        make_context(components={"encoder": Same()}, controllers=controllers, optimizers={"controller": optimizer})
     )
     return workflow
 
@@ -167,7 +165,9 @@ def test_a_critic_encoder_serves_the_critic_alone() -> None:
 
 
 def test_advantages_need_a_baseline() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.target is 'advantages', which needs a baseline: add controllers"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.target is 'advantages', which needs a baseline: add controllers"
+    ):
         make(has_critic=False)
 
 

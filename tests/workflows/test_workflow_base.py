@@ -11,6 +11,8 @@ from torch import nn
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Workflow, checked_scales, named
 from rl_lab.workflows.context import Parts
+from rl_lab.workflows.ppo import PPO
+from rl_lab.workflows.reinforce import Reinforce
 from tests.doubles import make_context
 
 
@@ -67,6 +69,26 @@ def test_a_controller_that_cannot_act_is_refused_by_name() -> None:
         workflow.check_phase(phase(controller="critic", workflow_hooks=()))
 
 
+def test_an_on_policy_workflow_learns_from_nobody_else() -> None:
+    class OnPolicy(Doing):
+        is_on_policy = True
+
+    workflow = OnPolicy()
+    workflow.initialize(make_context(controllers={"random": Acting()}))
+    workflow.check_phase(phase(controller="random", workflow_hooks=()))
+    with pytest.raises(ConfigError) as refusal:
+        workflow.check_phase(phase(controller="random", workflow_hooks=("update",)))
+    assert str(refusal.value) == (
+        "Phase 'train' lets 'random' act and update learn, but OnPolicy learns only from its own actions: "
+        "write `workflow_hooks: []` or leave `controller` out."
+    )
+
+
+@pytest.mark.parametrize("workflow", [PPO, Reinforce])
+def test_ppo_and_reinforce_are_on_policy(workflow: type[Workflow]) -> None:
+    assert workflow.is_on_policy
+
+
 def test_entering_a_phase_freezes_only_what_it_names() -> None:
     workflow = Doing()
     encoder, actor = nn.Linear(1, 1), nn.Linear(1, 1)
@@ -94,8 +116,10 @@ def test_collecting_and_evaluating_go_through_the_context() -> None:
 
     workflow = Doing()
     workflow.initialize(make_context(collector=Answers(), evaluator=Answers()))
-    assert workflow.collect_step(0, phase=phase()) == ("collected", workflow.act, "train")
-    assert workflow.evaluate(episodes=3) == ("evaluated", workflow.act, 3)
+    collected: Any = workflow.collect_step(0, phase=phase())
+    evaluated: Any = workflow.evaluate(episodes=3)
+    assert collected == ("collected", workflow.act, "train")
+    assert evaluated == ("evaluated", workflow.act, 3)
 
 
 def test_what_an_optimizer_reports_gets_its_name_in_the_log() -> None:

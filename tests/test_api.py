@@ -1,0 +1,370 @@
+"""RL Lab from Python: train, load, evaluate, resume, and what each of them refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import rl_lab
+from rl_lab import api
+from rl_lab.composition import apply_overrides
+from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.types import ConfigError, RunError
+from rl_lab.utils.tree import leaves_with_paths
+from rl_lab.workflows.ppo import PPO
+
+DEBUG = ["preset=debug", "training.phases.train.collect_steps=16", "algorithm.epochs=1"]
+
+
+def train(runs_dir: Path, *more: str, experiment: str = "ppo_cartpole", **settings: Any) -> api.Run:
+    return api.train(experiment, overrides=[*DEBUG, *more], runs_dir=runs_dir, quiet=True, **settings)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
+    """A short run that tests may read but not change."""
+    return train(tmp_path_factory.mktemp("runs"), run_id="finished", seed=3)
+
+
+# --- training ----------------------------------------------------------------------------------
+
+
+def test_a_finished_run_leaves_everything_behind(finished: api.Run) -> None:
+    assert finished.id == "finished"
+    assert finished.status["state"] == "finished"
+    assert finished.status["counts"]["updates"] == 3
+    assert finished.config["seed"] == 3
+    for name in ("config.yaml", "overrides.yaml", "manifest.json", "metrics.jsonl", "report.md"):
+        assert (finished.path / name).is_file(), name
+    assert (finished.path / "checkpoints" / "latest").is_dir()
+    rows = [json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["updates"] for row in rows] == [1, 2, 3, 3]
+    assert rows[-1]["eval/episodes"] == 2
+
+
+def test_settings_may_be_keywords(runs_dir: Path) -> None:
+    run = train(
+        runs_dir, algorithm__discount=0.5, experiment__description="it's mine, all of it", experiment__tags=["a"]
+    )
+    config = run.config
+    assert config["algorithm"]["discount"] == 0.5
+    assert config["experiment"]["description"] == "it's mine, all of it"
+    assert config["experiment"]["tags"] == ["a"]
+    assert "algorithm.discount=0.5" in (run.path / "overrides.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "spelt"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (False, "false"),
+        (3, "3"),
+        (1e-3, "0.001"),
+        ("gru", "gru"),
+        ("linear(1e-3, 0)", "'linear(1e-3, 0)'"),
+        ("it's", r"'it\'s'"),
+        ("", "''"),
+        ("12", "'12'"),
+        ("true", "'true'"),
+        ([1, 2], "[1, 2]"),
+        (["a", None], "[a, null]"),
+        ({"size": 3}, "{size: 3}"),
+    ],
+)
+def test_python_values_are_spelt_as_overrides(value: Any, spelt: str) -> None:
+    assert api._spell(value) == spelt
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["it's", "12", "true", "null", "", "a b", "x,y", "back\\slash", "ends\\", "q\\'q", ["1", "b c"], {"k": ["v w"]}],
+)
+def test_spelt_values_come_back_as_they_were(value: Any) -> None:
+    assert apply_overrides({"key": None}, [f"key={api._spell(value)}"]) == {"key": value}
+
+
+def test_an_id_that_is_taken_is_refused(finished: api.Run) -> None:
+    with pytest.raises((RunError, ConfigError), match="finished"):
+        train(finished.path.parent, run_id="finished")
+    assert finished.status["state"] == "finished"
+
+
+def test_a_config_refused_at_the_door_leaves_no_run(runs_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean"):
+        train(runs_dir, "+components.encoder.hiden_sizes=[1]", run_id="refused")
+    assert not (runs_dir / "refused").exists()
+
+
+def test_resume_existing_returns_a_finished_run_untouched(finished: api.Run) -> None:
+    before = (finished.path / "metrics.jsonl").read_bytes()
+    again = train(finished.path.parent, run_id="finished", resume_existing=True)
+    assert again.id == finished.id
+    assert (finished.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_same_seed_gives_the_same_rows(finished: api.Run, runs_dir: Path) -> None:
+    again = train(runs_dir, seed=3)
+
+    def rows(run: api.Run) -> list[dict[str, float]]:
+        lines = (run.path / "metrics.jsonl").read_text().splitlines()
+        return [
+            {
+                name: value
+                for name, value in json.loads(line).items()
+                if not name.startswith(("time/", "system/", "wall_s"))
+            }
+            for line in lines
+        ]
+
+    assert rows(again) == rows(finished)
+
+
+@pytest.mark.parametrize("experiment", ["CartPole-v1:reinforce", "random_cartpole", "ppo_recall"])
+def test_every_algorithm_trains(runs_dir: Path, experiment: str) -> None:
+    run = api.train(experiment, overrides=["preset=debug"], runs_dir=runs_dir, quiet=True)
+    assert run.status["state"] == "finished"
+
+
+def test_a_failure_is_recorded_with_its_reason(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: PPO, *arguments: Any, **settings: Any) -> Any:
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(PPO, "update_controller", fails)
+    with pytest.raises(MemoryError):
+        train(runs_dir, run_id="failed")
+    status = json.loads((runs_dir / "failed" / "status.json").read_text())
+    assert (status["state"], status["message"]) == ("failed", "MemoryError: no memory left")
+
+
+def test_a_loss_that_is_not_finite_fails_the_run_with_advice(runs_dir: Path) -> None:
+    with pytest.raises(RunError, match="is not finite at .* agent steps, so learning stopped"):
+        train(runs_dir, "optimizers.controller.learning_rate=1e30", "algorithm.epochs=8", run_id="broken")
+    assert "smaller learning rate" in json.loads((runs_dir / "broken" / "status.json").read_text())["message"]
+
+
+# --- interruptions and resuming ----------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupted(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> api.Run:
+    """A run that was asked to leave in its second cycle."""
+    calls = iter(range(100))
+    original = Orchestrator._cycle
+
+    def asked(self: Orchestrator, *arguments: Any) -> None:
+        original(self, *arguments)
+        if next(calls) == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Orchestrator, "_cycle", asked)
+    run = train(runs_dir, run_id="interrupted", seed=3)
+    monkeypatch.undo()
+    return run
+
+
+def test_a_signal_saves_and_leaves(interrupted: api.Run) -> None:
+    assert interrupted.status["state"] == "interrupted"
+    assert interrupted.status["message"] == "Continue with `rl-lab resume interrupted`."
+    assert interrupted.status["counts"]["updates"] == 2
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_an_interrupted_run_is_resumed_to_its_end(interrupted: api.Run, finished: api.Run) -> None:
+    resumed = api.resume("interrupted", runs_dir=interrupted.path.parent, quiet=True)
+    assert resumed.status["state"] == "finished"
+    assert resumed.status["final_score"] == finished.status["final_score"]
+    assert "Resumed interrupted at" in (resumed.path / "run.log").read_text()
+
+
+def test_a_second_signal_leaves_at_once(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked_twice(self: PPO, *arguments: Any, **settings: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(PPO, "update_controller", asked_twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(runs_dir, run_id="hurried")
+    status = json.loads((runs_dir / "hurried" / "status.json").read_text())
+    assert status["state"] == "interrupted"
+    assert status["message"] == "Left at once. Continue with `rl-lab resume hurried`."
+
+
+def test_a_run_without_a_checkpoint_starts_from_its_beginning(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(PPO, "update_controller", lambda self, *a, **k: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(runs_dir, run_id="early")
+    resumed = api.resume("early", runs_dir=runs_dir, quiet=True)
+    assert resumed.status["state"] == "finished"
+    assert "has no checkpoint yet: it starts from its beginning" in (resumed.path / "run.log").read_text()
+
+
+def test_a_finished_run_is_not_resumed(finished: api.Run) -> None:
+    with pytest.raises(
+        RunError, match="Run finished has finished already. Evaluate it with `rl-lab evaluate finished`"
+    ):
+        api.resume(finished, quiet=True)
+
+
+def test_an_exact_resume_takes_no_overrides(interrupted: api.Run) -> None:
+    with pytest.raises(ConfigError, match="An exact resume takes no overrides.*warm_start_optimizer"):
+        api.resume(interrupted, overrides=["seed=1"])
+
+
+def test_a_mode_that_is_not_there_is_refused(finished: api.Run) -> None:
+    with pytest.raises(ConfigError, match="mode is 'warm': write exact, warm_start, warm_start_optimizer"):
+        api.resume(finished, mode="warm")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["warm_start", "warm_start_optimizer"])
+def test_a_warm_start_is_a_new_run_with_old_weights(
+    finished: api.Run, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    original = PPO.update_controller
+
+    def first_weights(self: PPO, *arguments: Any, **settings: Any) -> Any:
+        weight = next(iter(self.actor.parameters()))  # type: ignore[attr-defined]
+        seen.setdefault("weight", weight.detach().clone())
+        seen.setdefault("moments", float(sum(abs(x).sum() for x in _tensors(self.optimizer.state_dict()["rule"]))))
+        return original(self, *arguments, **settings)
+
+    monkeypatch.setattr(PPO, "update_controller", first_weights)
+    run = api.resume(finished, mode=mode, overrides=["algorithm.discount=0.7"], quiet=True)
+    assert run.id != finished.id
+    assert run.path.parent == finished.path.parent
+    assert run.config["algorithm"]["discount"] == 0.7
+    assert run.status["counts"]["updates"] == 3, "counters begin anew"
+    policy = rl_lab.load(finished)
+    assert np.array_equal(seen["weight"], next(iter(policy.workflow.actor.parameters())).detach())  # type: ignore[attr-defined]
+    assert (seen["moments"] > 0.0) == (mode == "warm_start_optimizer")
+    assert f"# {mode} from finished" in (run.path / "overrides.yaml").read_text()
+
+
+def _tensors(tree: Any) -> list[Any]:
+    return [leaf for _, leaf in leaves_with_paths(tree) if hasattr(leaf, "abs") and leaf.dtype.is_floating_point]
+
+
+def test_outside_the_main_thread_signals_are_left_alone(runs_dir: Path) -> None:
+    runs: list[api.Run] = []
+    thread = threading.Thread(target=lambda: runs.append(train(runs_dir)))
+    thread.start()
+    thread.join()
+    assert runs[0].status["state"] == "finished"
+
+
+# --- using what was learnt ---------------------------------------------------------------------
+
+
+def test_a_policy_acts_on_what_the_environment_gives(finished: api.Run) -> None:
+    policy = rl_lab.load(finished)
+    env = gym.make("CartPole-v1")
+    observation, _ = env.reset(seed=0)
+    action = policy.act(observation)
+    assert env.action_space.contains(action)
+    assert policy.act(observation) == action, "deterministic unless asked otherwise"
+    many = policy.act(np.stack([observation, -observation, observation]))
+    assert many.shape == (3,)
+    assert many[0] == many[2] == action
+    drawn = {int(policy.act(observation, deterministic=False)) for _ in range(50)}
+    assert drawn == {0, 1}
+
+
+def test_a_continuous_policy_answers_in_the_environments_own_range(runs_dir: Path) -> None:
+    run = api.train("ppo_pendulum", overrides=[*DEBUG], runs_dir=runs_dir, quiet=True)
+    policy = rl_lab.load(run)
+    env = gym.make("Pendulum-v1")
+    observation, _ = env.reset(seed=0)
+    action = policy.act(observation)
+    assert env.action_space.contains(np.asarray(action, np.float32))
+    assert policy.act(np.stack([observation] * 4)).shape == (4, 1)
+
+
+def test_a_policy_with_memory_remembers_until_it_is_reset(runs_dir: Path) -> None:
+    run = api.train("ppo_recall", overrides=["preset=debug"], runs_dir=runs_dir, quiet=True)
+    policy = rl_lab.load(run)
+    cue, blank = np.array([1, 0, 0], np.float32), np.zeros(3, np.float32)
+    policy.act(cue)
+    remembered = policy._state.clone()
+    policy.act(blank)
+    assert not np.array_equal(remembered, policy._state)
+    policy.reset()
+    policy.act(cue)
+    assert np.array_equal(remembered, policy._state), "a new episode begins as the first did"
+
+
+def test_a_loaded_policy_is_the_one_that_was_evaluated(finished: api.Run) -> None:
+    """The same policy on the same seeds scores what training wrote down."""
+    scored = rl_lab.evaluate(finished, episodes=2)
+    rows = [json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()]
+    assert scored["eval/episode_return_mean"] == rows[-1]["eval/episode_return_mean"]
+    assert all(isinstance(value, float) for value in scored.values())
+
+
+def test_an_evaluation_may_have_its_own_seed_and_checkpoint(finished: api.Run) -> None:
+    assert (
+        rl_lab.evaluate("finished", episodes=4, seed=9, checkpoint="best", runs_dir=finished.path.parent)[
+            "eval/episodes"
+        ]
+        == 4
+    )
+    with pytest.raises(RunError, match="There is no checkpoint 'step_5'"):
+        rl_lab.evaluate(finished, episodes=1, checkpoint="step_5")
+
+
+def test_evaluating_changes_nothing_on_disk(finished: api.Run) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
+    rl_lab.evaluate(finished, episodes=1)
+    assert {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")} == before
+
+
+def test_play_writes_a_video_where_there_is_no_window(
+    finished: api.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    path = rl_lab.play(finished, output=tmp_path / "one.mp4")
+    assert path is not None
+    assert path.stat().st_size > 0
+
+
+def test_what_cannot_be_drawn_cannot_be_played(runs_dir: Path) -> None:
+    run = api.train("rl_lab/Counter-v0:ppo", overrides=DEBUG, runs_dir=runs_dir, quiet=True)
+    with pytest.raises(RunError, match="rl_lab/Counter-v0 cannot render, so there is nothing to show"):
+        rl_lab.play(run)
+    with pytest.raises(RunError, match="rl_lab/Counter-v0 cannot render here, so there is no video"):
+        rl_lab.evaluate(run, episodes=1, video=runs_dir / "x.mp4")
+
+
+def test_a_run_that_is_not_there_is_refused(runs_dir: Path) -> None:
+    with pytest.raises(RunError):
+        rl_lab.load("nowhere", runs_dir=runs_dir)
+
+
+def test_environments_can_be_made_as_algorithms_see_them() -> None:
+    environment = rl_lab.make_env("CartPole-v1", num_envs=3)
+    rows = environment.reset()
+    assert rows.observation["vector"].shape == (3, 4)
+    assert rows.is_first.all()
+    environment.close()
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", rl_lab.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert callable(getattr(rl_lab, name))
+
+
+def test_a_name_that_is_not_there_says_so() -> None:
+    with pytest.raises(AttributeError, match="module 'rl_lab' has no attribute 'trian'"):
+        _ = rl_lab.trian

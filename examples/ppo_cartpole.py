@@ -34,11 +34,10 @@ def build(seed: int) -> tuple[PPO, RolloutBuffer]:
     runtime = Runtime(device="cpu")
     environment = make_environment(id="CartPole-v1", num_envs=NUM_ENVS, seed=seed)
     spec = environment.spec
-    encoder = ObservationEncoder(observation=spec.observation)
-    critic_encoder = ObservationEncoder(observation=spec.observation)
-    actor = Actor(input_size=encoder.output_size, action=spec.action)
-    critic = Critic(input_size=critic_encoder.output_size)
-    learning = {"encoder": encoder, "critic_encoder": critic_encoder, "actor": actor, "critic": critic}
+    encoder = ObservationEncoder(observation=spec.observation, hidden_sizes=[])
+    actor = Actor(input_size=encoder.output_size, action=spec.action, hidden_sizes=[64, 64])
+    critic = Critic(input_size=encoder.output_size, hidden_sizes=[64, 64])
+    learning = {"encoder": encoder, "actor": actor, "critic": critic}
     optimizer = Optimizer(parameters=learning, learning_rate=Schedule("linear", 4e-3, 1e-4), max_grad_norm=0.5)
     normalizers = {
         "observation_normalizer": ObservationNormalizer(observation=spec.observation),
@@ -46,7 +45,7 @@ def build(seed: int) -> tuple[PPO, RolloutBuffer]:
     }
     buffer = RolloutBuffer(capacity_steps=COLLECT_STEPS)
     context = WorkflowContext(
-        components=Parts("components", {"encoder": encoder, "critic_encoder": critic_encoder, **normalizers}),
+        components=Parts("components", {"encoder": encoder, **normalizers}),
         controllers=Parts("controllers", {"actor": actor, "critic": critic}),
         optimizers=Parts("optimizers", {"controller": optimizer}),
         collector=Collector(environment, {"rollout": buffer}, device=runtime.device, stopwatch=Stopwatch()),

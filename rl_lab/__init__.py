@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rl_lab.api import Run, evaluate, load, make_env, play, resume, train
     from rl_lab.policy import Policy
 
-_HOMES = {name: "rl_lab.api" for name in ("Run", "evaluate", "load", "make_env", "play", "resume", "train")}
+_HOMES = dict.fromkeys(("Run", "evaluate", "load", "make_env", "play", "resume", "train"), "rl_lab.api")
 _HOMES["Policy"] = "rl_lab.policy"
 
 __all__ = ["Policy", "Run", "evaluate", "load", "make_env", "play", "resume", "train"]

@@ -1,17 +1,18 @@
 """RL Lab from Python, for notebooks and scripts; the command line calls these same functions.
 
-    run = rl_lab.train("ppo_cartpole", seed=1)
-    rl_lab.evaluate(run, episodes=100)
-    policy = rl_lab.load(run)
+run = rl_lab.train("ppo_cartpole", seed=1)
+rl_lab.evaluate(run, episodes=100)
+policy = rl_lab.load(run)
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -134,7 +135,8 @@ def train_config(
                     config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=_status_writer(run)
                 )
                 if warm_start is not None:
-                    experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
+                    with _closed_on_error(experiment):
+                        experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
             except RLLabError:  # refused at the door: no run began, so none is left behind
                 run.discard()
                 raise
@@ -158,7 +160,9 @@ def resume(
     config = load_config(directory)
     if mode != "exact":
         store = CheckpointStore(directory.checkpoints_dir)
-        found = store.load("latest")
+        found = store.load_newest_valid(logging.getLogger("rl_lab").warning)
+        if found is None:
+            raise RunError(f"Run {directory.id} has no checkpoint to start from.")
         changed = apply_overrides(config, overrides)
         return train_config(
             changed,
@@ -182,7 +186,8 @@ def resume(
             experiment = build(
                 config, run=directory, quiet=quiet, interrupted=interruption.is_set, on_save=_status_writer(directory)
             )
-            _restore_newest(experiment, directory)
+            with _closed_on_error(experiment):
+                _restore_newest(experiment, directory)
             _run(experiment, directory)
     return Run(directory)
 
@@ -292,6 +297,15 @@ def _interruptible() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _closed_on_error(experiment: Experiment) -> Iterator[None]:
+    """Files and workers of an experiment that cannot begin are closed before the error goes on."""
+    with ExitStack() as stack:
+        stack.callback(experiment.close)
+        yield
+        stack.pop_all()
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """A trained policy for use outside training: give it what `env.reset()` or `env.step()` returned.
 
-    policy = rl_lab.load("@last")
-    observation, _ = env.reset()
-    policy.reset()
-    observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+policy = rl_lab.load("@last")
+observation, _ = env.reset()
+policy.reset()
+observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
 """
 
 from __future__ import annotations

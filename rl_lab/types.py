@@ -216,7 +216,9 @@ class LossOutput:
     def total(self, scales: dict[str, float]) -> Tensor:
         """The scaled sum; a term without a scale, or a scale without a term, is our own mistake."""
         assert self.terms.keys() == scales.keys(), f"loss terms {sorted(self.terms)} != scales {sorted(scales)}"
-        scaled = [term if scales[name] == 1.0 else term * scales[name] for name, term in self.terms.items() if scales[name]]
+        scaled = [
+            term if scales[name] == 1.0 else term * scales[name] for name, term in self.terms.items() if scales[name]
+        ]
         return sum(scaled[1:], start=scaled[0]) if scaled else next(iter(self.terms.values())) * 0.0
 
 

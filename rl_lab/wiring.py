@@ -166,7 +166,8 @@ def _refuse_unused(parts: Parts, workflow: Workflow) -> None:
     if unused:
         raise ConfigError(
             f"{parts.kind}.{unused[0]} is not used by {type(workflow).__name__}.{did_you_mean(unused[0], parts.asked)} "
-            f"It uses: {', '.join(sorted(parts.asked)) or 'none'}. Write `{parts.kind}.{unused[0]}: null` to leave it out."
+            f"It uses: {', '.join(sorted(parts.asked)) or 'none'}. "
+            f"Write `{parts.kind}.{unused[0]}: null` to leave it out."
         )
 
 
@@ -220,9 +221,7 @@ class Experiment:
         """Take over the weights (and the optimisers), not the counters, the schedules or the environments."""
         sections = ("components", "controllers", *(("optimizers",) if with_optimizers else ()))
         targets = self.agent.state_targets()
-        apply_state(
-            {name: targets[name] for name in sections}, {name: checkpoint.state[name] for name in sections}
-        )
+        apply_state({name: targets[name] for name in sections}, {name: checkpoint.state[name] for name in sections})
 
     def close(self) -> None:
         self.logger.close()
@@ -359,9 +358,7 @@ def _saver(run: RunDirectory | None, block: CheckpointBlock, targets: dict[str, 
 
     def save(*, counts: Counts, score: float | None, is_best: bool) -> Path:
         state = gather_state(targets)
-        return store.save(
-            state, agent_steps=counts.agent_steps, counts=counts.as_dict(), score=score, is_best=is_best
-        )
+        return store.save(state, agent_steps=counts.agent_steps, counts=counts.as_dict(), score=score, is_best=is_best)
 
     return save
 
@@ -391,4 +388,3 @@ def _usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseSchedule
         return metrics
 
     return usage
-

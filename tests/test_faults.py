@@ -83,9 +83,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so(tmp_path: Path, monkeyp
 def test_a_checkpoint_of_another_network_is_refused_with_the_paths_that_differ(tmp_path: Path) -> None:
     run = train(tmp_path, "small")
     with pytest.raises(RunError, match=r"controllers\.actor\.\S+: checkpoint \[2, 64\], this run \[2, 32\]"):
-        api.resume(
-            run, mode="warm_start", overrides=["components.encoder.hidden_sizes=[64,32]"], quiet=True
-        )
+        api.resume(run, mode="warm_start", overrides=["controllers.actor.hidden_sizes=[64,32]"], quiet=True)
 
 
 def mounted_tmpfs(path: Path, size: str) -> bool:

@@ -26,7 +26,12 @@ CASES = {
     "ppo_lstm": ["ppo_recall", "memory=lstm", *PPO],
     "ppo_pixels": ["rl_lab/PixelCatch-v0:ppo", *PPO],
     "ppo_masked": ["rl_lab/MaskedChain-v0:ppo", *PPO],
-    "ppo_multi_discrete": ["rl_lab/MultiTarget-v0:ppo", *PPO, "algorithm.value_clip_range=0.2", "algorithm.target_kl=0.5"],
+    "ppo_multi_discrete": [
+        "rl_lab/MultiTarget-v0:ppo",
+        *PPO,
+        "algorithm.value_clip_range=0.2",
+        "algorithm.target_kl=0.5",
+    ],
     "reinforce": ["reinforce_cartpole", "training.phases.train.duration_cycles=12"],
     "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=12"],
 }

@@ -51,7 +51,7 @@ def test_ppo_learns_under_action_masks() -> None:
 
 
 def test_ppo_learns_from_pixels() -> None:
-    small = ["components.critic_encoder=null", "components.encoder.hidden_sizes=[]", "algorithm.discount=0.9"]
+    small = ["controllers.actor.hidden_sizes=[]", "controllers.critic.hidden_sizes=[]", "algorithm.discount=0.9"]
     learnt = score("rl_lab/PixelCatch-v0:ppo", *FAST_PPO, *small, "components.encoder.image_features=64", steps(13_000))
     assert learnt > 0.6  # a random policy catches one ball in five: -0.6
 

@@ -128,7 +128,13 @@ def test_a_checkpoint_between_two_log_rows_keeps_the_unwritten_window(tmp_path: 
 def test_a_curriculum_cut_in_every_phase_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     experiment, overrides = overrides_of("ppo discrete, sync", updates=3)
     config = compose(experiment, overrides)
-    prefill = {"name": "prefill", "controller": "random", "workflow_hooks": [], "collect_steps": 8, "duration_cycles": 3}
+    prefill = {
+        "name": "prefill",
+        "controller": "random",
+        "workflow_hooks": [],
+        "collect_steps": 8,
+        "duration_cycles": 3,
+    }
     finetune = {"name": "finetune", "freeze": ["encoder"], "collect_steps": 8, "duration_cycles": 3}
     config["training"]["phases"] = [prefill, *config["training"]["phases"], finetune]
     run_to_the_end(config, tmp_path / "whole", cuts=[])

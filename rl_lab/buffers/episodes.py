@@ -93,7 +93,9 @@ class EpisodeBuffer:
         if state["rows"]:
             length = next(iter(state["rows"].values())).shape[1]
             self._capacity_steps = max(self._capacity_steps, 2 * length)
-            self._allocate({key: value.new_zeros(value.shape[:1] + value.shape[2:]) for key, value in state["rows"].items()})
+            self._allocate(
+                {key: value.new_zeros(value.shape[:1] + value.shape[2:]) for key, value in state["rows"].items()}
+            )
             for key, value in state["rows"].items():
                 self._storage[key][:, :length] = value
             self._head = length

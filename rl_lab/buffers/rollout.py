@@ -78,4 +78,3 @@ class RolloutBuffer:
             for key, value in state["rows"].items():
                 self._storage[key][:, : value.shape[1]] = value
         self._length, self._has_pending = state["length"], state["has_pending"]
-

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from math import isfinite
 from typing import Any, Protocol
 
 import numpy as np
@@ -102,9 +104,8 @@ class Collector:
 
     def _checked(self, rows: EnvRows) -> EnvRows:
         """Refuse a reward or an observation that is not finite, naming the environment that sent it."""
-        arrays = {"reward": rows.reward, **rows.observation}
-        for name, values in arrays.items():
-            if values.dtype.kind == "f" and not np.isfinite(values.sum()):
+        for name, values in (("reward", rows.reward), *rows.observation.items()):
+            if values.dtype.kind == "f" and not isfinite(np.add.reduce(values, axis=None)):
                 bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
                 if len(bad):
                     raise EnvironmentFault(
@@ -147,15 +148,15 @@ class Collector:
             self._drain_events()
 
 
-
 def to_time_step(rows: EnvRows, device: torch.device) -> TimeStep:
     """Numpy rows as tensors; on a CPU they share memory."""
+    tensor = torch.from_numpy if device.type == "cpu" else partial(_on_device, device=device)
     return TimeStep(
-        observation={key: _tensor(value, device) for key, value in rows.observation.items()},
-        reward=_tensor(rows.reward, device),
-        is_first=_tensor(rows.is_first, device),
-        is_last=_tensor(rows.is_last, device),
-        is_terminal=_tensor(rows.is_terminal, device),
+        {key: tensor(value) for key, value in rows.observation.items()},
+        tensor(rows.reward),
+        tensor(rows.is_first),
+        tensor(rows.is_last),
+        tensor(rows.is_terminal),
     )
 
 
@@ -170,6 +171,5 @@ def row_of(time_step: TimeStep) -> Batch:
     }
 
 
-def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+def _on_device(array: np.ndarray, *, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)

@@ -12,7 +12,7 @@ import torch
 from rl_lab.collection.collector import Policy, to_time_step
 from rl_lab.collection.episodes import EpisodeTracker
 from rl_lab.environments.base import Environment
-from rl_lab.types import Episode, EnvRows, Metrics, StateTree
+from rl_lab.types import EnvRows, Episode, Metrics, StateTree
 
 # Without a limit of its own, an episode that has not ended after this many agent steps is counted as timed out.
 DEFAULT_TIMEOUT_STEPS = 100_000
@@ -112,9 +112,7 @@ class Evaluator:
             environment.close()
         return recordings
 
-    def _advance(
-        self, policy: Policy, environment: Environment, rows: EnvRows, state: Any
-    ) -> tuple[EnvRows, Any]:
+    def _advance(self, policy: Policy, environment: Environment, rows: EnvRows, state: Any) -> tuple[EnvRows, Any]:
         with torch.inference_mode():
             answer = policy(to_time_step(rows, self.device), state, mode="eval")
         return environment.step(answer.action.cpu().numpy()), answer.state

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rl_lab.components import fused
 from rl_lab.components.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical
 from rl_lab.components.networks import MLP
 from rl_lab.types import ActionSpec
@@ -44,7 +46,10 @@ class Actor(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
         """Features `[..., F]` and, for discrete actions, the allowed ones `[..., sum(sizes)]`."""
-        output = self.network(features)
+        return self.distribution(self.network(features), mask)
+
+    def distribution(self, output: Tensor, mask: Tensor | None) -> Distribution:
+        """The distribution that the network's output describes."""
         if self.kind == "discrete":
             return Categorical(output, mask)
         if self.kind == "multi_discrete":
@@ -64,6 +69,18 @@ class Critic(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Features `[..., F]` to values `[...]`."""
         return self.network(features).squeeze(-1)
+
+
+def act_and_judge(
+    actor: Callable[..., Any], critic: Callable[[Tensor], Tensor], features: Tensor, mask: Tensor | None
+) -> tuple[Any, Tensor]:
+    """`actor(features, mask), critic(features)`; where both are plain networks on a CPU, in one autograd node."""
+    if isinstance(actor, Actor) and isinstance(critic, Critic) and fused.can_fuse(features):
+        stacks = actor.network.stack(), critic.network.stack()
+        if stacks[0] is not None and stacks[1] is not None:
+            output, value = fused.fused_stacks(features, [stacks[0], stacks[1]])
+            return actor.distribution(output, mask), value.squeeze(-1)
+    return actor(features, mask), critic(features)
 
 
 class RandomController(nn.Module):

@@ -50,6 +50,8 @@ class Categorical:
 
     def log_prob(self, action: Tensor) -> Tensor:
         """`[...]` for actions `[...]`."""
+        if self.log_probs.dim() == 2:  # one node forward and back, where gather needs three
+            return -F.nll_loss(self.log_probs, action, reduction="none")
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:

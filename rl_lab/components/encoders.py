@@ -47,6 +47,7 @@ class ObservationEncoder(nn.Module):
         width += sum(reader.output_size for reader in self.vectors.values())  # type: ignore[misc]
         self.mlp = MLP(input_size=width, hidden_sizes=hidden_sizes, activation=activation, norm=norm)
         self.output_size = self.mlp.output_size
+        self.has_layers = len(hidden_sizes) > 0
         only = next(iter(specs.items()))
         # The common case skips every loop: one float vector goes straight into the MLP.
         is_plain = len(specs) == 1 and only[1].dtype == "float32" and len(only[1].shape) == 1
@@ -55,7 +56,8 @@ class ObservationEncoder(nn.Module):
     def forward(self, observation: Batch) -> Tensor:
         """Rows with any leading axes, `[..., *shape]` per key, to `[..., output_size]`."""
         if self.plain_key is not None:
-            return self.mlp(observation[self.plain_key])
+            plain = observation[self.plain_key]
+            return self.mlp(plain) if self.has_layers else plain
         parts = [
             _through(network, observation[key])
             for key, network in zip(self.image_keys, self.image_networks, strict=True)

@@ -15,20 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_lab.components import fused
 from rl_lab.types import ConfigError, did_you_mean
 
-LARGE_FOR_TANH = 4096  # numbers from which the detour below pays
-
-
-def tanh(values: Tensor) -> Tensor:
-    """2 sigmoid(2x) - 1, which is tanh(x) to 2e-7: on a CPU torch's sigmoid is five times as fast as its tanh."""
-    if values.device.type != "cpu" or values.numel() < LARGE_FOR_TANH:
-        return torch.tanh(values)
-    return torch.sigmoid(values * 2.0) * 2.0 - 1.0
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": tanh,
+    "tanh": torch.tanh,
     "relu": torch.relu,
     "silu": F.silu,
     "elu": F.elu,
@@ -62,6 +53,7 @@ class MLP(nn.Module):
         output_gain: float = 1.0,
     ) -> None:
         super().__init__()
+        self.activation_name = activation
         self.activation = choose(ACTIVATIONS, activation, place="MLP activation")
         make_norm = choose(NORMS, norm, place="MLP norm")
         sizes = [input_size, *_positive(hidden_sizes)]
@@ -71,17 +63,37 @@ class MLP(nn.Module):
         self.output_size = sizes[-1] if output_size is None else output_size
         # The dicts in which the layers keep weight and bias: reading these instead of calling the layers halves
         # the Python time of a small network, and moving, copying or loading the module leaves them valid.
-        self._hidden_parameters = [layer._parameters for layer in self.hidden]
+        layers = [*self.hidden, *([] if self.output is None else [self.output])]
+        self._layer_parameters = [layer._parameters for layer in layers]
 
     def forward(self, features: Tensor) -> Tensor:
         """`[..., input_size]` to `[..., output_size]`."""
-        activation = self.activation
-        if self.norms is None:
-            for parameters in self._hidden_parameters:
-                features = activation(F.linear(features, parameters["weight"], parameters["bias"]))  # type: ignore[arg-type]
-        else:
-            for layer, norm in zip(self.hidden, self.norms, strict=True):
-                features = activation(norm(layer(features)))
+        if self.norms is not None:
+            return self._forward_with_norms(features)
+        if not self._layer_parameters:
+            return features
+        if fused.can_fuse(features) and (stack := self.stack()) is not None:
+            return fused.fused_stacks(features, [stack])[0]
+        layers = self._layers()
+        for index in range(0, len(layers), 2):
+            features = F.linear(features, layers[index], layers[index + 1])
+            if self.output is None or index < len(layers) - 2:
+                features = self.activation(features)
+        return features
+
+    def stack(self) -> fused.Stack | None:
+        """The layers as they can be fused, None where they cannot (norms, other activations, no layers)."""
+        if self.norms is not None or self.activation_name not in fused.ACTIVATIONS or not self._layer_parameters:
+            return None
+        return fused.Stack(self._layers(), self.activation_name, is_last_bare=self.output is not None)
+
+    def _layers(self) -> list[Tensor]:
+        return [tensor for layer in self._layer_parameters for tensor in layer.values()]  # type: ignore[misc]
+
+    def _forward_with_norms(self, features: Tensor) -> Tensor:
+        assert self.norms is not None
+        for layer, norm in zip(self.hidden, self.norms, strict=True):
+            features = self.activation(norm(layer(features)))
         return features if self.output is None else self.output(features)
 
 

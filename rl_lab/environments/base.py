@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from rl_lab.environments.recipe import Blueprint
 from rl_lab.types import EnvRows, EnvSpec, StateTree
 
 
@@ -18,6 +19,7 @@ class Environment(Protocol):
 
     num_envs: int
     spec: EnvSpec
+    blueprint: Blueprint  # how to convert single observations and actions, for policies used outside training
 
     def reset(self) -> EnvRows:
         """Begin a new episode everywhere."""

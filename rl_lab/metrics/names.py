@@ -75,7 +75,9 @@ NAMES: dict[str, Meaning] = {
         "The configured number. Fewer: `target_kl` stopped the update early, so the learning rate is high.",
     ),
     "train/gradient_steps": Meaning(
-        "optimizer steps", "Optimizer steps since the run began.", "Grows by epochs times minibatches per update."
+        "optimizer steps",
+        "Optimizer steps in one update.",
+        "Epochs times minibatches; fewer when `target_kl` stopped it.",
     ),
     "train/learning_rate": Meaning("1", "Learning rate of the newest optimizer step.", "Follows its schedule."),
     "train/grad_norm": Meaning(
@@ -83,6 +85,11 @@ NAMES: dict[str, Meaning] = {
         "Global gradient norm before clipping.",
         "Steady or slowly changing. Always above the clip limit: lower the learning rate or scale rewards. "
         "Spikes: look at the losses of the same row.",
+    ),
+    "train/grad_norm/*": Meaning(
+        "1",
+        "Gradient norm of one part, with `log_module_norms: true`.",
+        "Parts of one network within a few orders of magnitude of each other.",
     ),
     "train/explained_variance": Meaning(
         "1",

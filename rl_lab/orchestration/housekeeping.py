@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Protocol
 
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.orchestration.cadence import Cadence, DueMarks
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
-from rl_lab.orchestration.stopping import StopRules, Stopping
+from rl_lab.orchestration.stopping import Stopping, StopRules
 from rl_lab.types import CollectResult, Counts, Metrics, RunError, StateTree
 from rl_lab.utils.timing import Stopwatch
 
@@ -183,6 +184,8 @@ class Housekeeping:
 
     def _judge(self, score: float) -> None:
         self.last_score = score
+        if not isfinite(score):
+            return  # a score that is no number is nobody's best
         if self.best_score is None or score > self.best_score:
             self.best_score, self._is_best_unsaved = score, True
 

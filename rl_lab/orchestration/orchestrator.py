@@ -1,9 +1,9 @@
 """The loop: collect, update, keep house, until the phases end. It knows no algorithm.
 
-    cycle of a phase   online      collect -> as many update passes as are due
-                       offline     one update pass
-                       eval_only   one evaluation
-    update pass        one batch, sampled once, through every update hook of the phase in order
+cycle of a phase   online      collect -> as many update passes as are due
+                   offline     one update pass
+                   eval_only   one evaluation
+update pass        one batch, sampled once, through every update hook of the phase in order
 """
 
 from __future__ import annotations

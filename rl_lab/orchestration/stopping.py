@@ -34,7 +34,9 @@ class Stopping:
         else:
             self._evaluations_since_best += 1
 
-    def reason(self, counts: Counts, *, wall_s: float, episode_return: float | None, eval_return: float | None) -> str | None:
+    def reason(
+        self, counts: Counts, *, wall_s: float, episode_return: float | None, eval_return: float | None
+    ) -> str | None:
         rules = self.rules
         if rules.episode_return is not None and episode_return is not None and counts.episodes >= EPISODE_WINDOW:
             if episode_return >= rules.episode_return:

@@ -79,7 +79,12 @@ class Optimizer:
         self._members = _members_by_module(list(named))
 
     def step(self, loss: Tensor, progress: Progress | None = None) -> Metrics:
-        """One gradient step (with `accumulate` > 1: a share of one; then metrics come with the last share)."""
+        """One gradient step (with `accumulate` > 1: a share of one; then metrics come with the last share).
+
+        A loss that depends on nothing that learns (a phase froze everything) changes nothing.
+        """
+        if not loss.requires_grad:
+            return {}
         if self.loss_scale is not None:
             loss = loss * self.loss_scale.value
         if self.accumulate > 1:

@@ -8,7 +8,17 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from rl_lab.types import Batch, CollectResult, ConfigError, Metrics, Phase, PolicyStep, StateTree, TimeStep, did_you_mean
+from rl_lab.types import (
+    Batch,
+    CollectResult,
+    ConfigError,
+    Metrics,
+    Phase,
+    PolicyStep,
+    StateTree,
+    TimeStep,
+    did_you_mean,
+)
 from rl_lab.workflows.context import Policy, WorkflowContext
 
 Mode = Literal["train", "eval"]

@@ -14,13 +14,13 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from rl_lab.components.controllers import act_and_judge
 from rl_lab.components.return_computers import lambda_return
 from rl_lab.components.statistics import mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
-
 
 ROWS_AT_ONCE = 8192  # rows judged in one pass: bounds the memory that images take
 
@@ -127,10 +127,13 @@ class PPO(Workflow):
         clip_range = value_at(self.clip_range, phase.progress)
         value_clip = None if self.value_clip_range is None else value_at(self.value_clip_range, phase.progress)
         steps: list[Metrics] = []
+        minibatches: list[Batch] = []
         epochs_done, gradient_steps = 0, 0
         for epoch in range(self.epochs):
             is_watched = self.target_kl is not None or epoch == self.epochs - 1  # metrics of the last epoch suffice
-            for minibatch in self.minibatches(samples):
+            if len(minibatches) != 1:  # a single one is the same in every epoch
+                minibatches = list(self.minibatches(samples))
+            for minibatch in minibatches:
                 with self.context.runtime.autocast():
                     loss = self.loss(
                         minibatch, clip_range=clip_range, value_clip_range=value_clip, with_metrics=is_watched
@@ -162,8 +165,6 @@ class PPO(Workflow):
 
         # The surrogate: no reward for moving the ratio beyond the clip range.
         advantage = sample["advantage"]
-        if self.advantage_normalization == "minibatch":
-            advantage = standardize(advantage, valid)
         clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
         policy_loss = -mean(torch.minimum(advantage * ratio, advantage * clipped), valid)
 
@@ -172,7 +173,8 @@ class PPO(Workflow):
             near = sample["value"] + (value - sample["value"]).clamp(-value_clip_range, value_clip_range)
             value_error = torch.maximum(value_error, (near - sample["return"]).square())
 
-        entropy = mean(policy.entropy(), valid)
+        is_entropy_wanted = with_metrics or self.loss_scales["entropy"] != 0.0
+        entropy = mean(policy.entropy(), valid) if is_entropy_wanted else torch.zeros_like(policy_loss)
         terms = {"policy": policy_loss, "value": mean(value_error, valid), "entropy": -entropy}
         if not with_metrics:
             return LossOutput(terms)
@@ -190,8 +192,10 @@ class PPO(Workflow):
         features = self.encoder(observation)
         if self.memory is not None:
             features, _ = self.memory.unroll(features, sample["memory_state"][:, 0], sample["is_first"])
-        policy = self.actor(features, sample.get("action_mask"))
-        return policy, self.critic(self._critic_features(observation, features))
+        mask = sample.get("action_mask")
+        if self.critic_encoder is None:
+            return act_and_judge(self.actor, self.critic, features, mask)
+        return self.actor(features, mask), self.critic(self.critic_encoder(observation))
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Batch, Metrics]:
@@ -245,11 +249,11 @@ class PPO(Workflow):
             wanted = max(1, round(wanted * count))
         units = len(samples["advantage"])  # samples, or environments where there is memory
         parts = min(units, max(1, round(count / wanted)))
-        if parts == 1:
-            yield samples
-            return
-        for indices in torch.randperm(units).tensor_split(parts):
-            yield {key: rows[indices] for key, rows in samples.items()}
+        for indices in torch.randperm(units).tensor_split(parts) if parts > 1 else (slice(None),):
+            minibatch = {key: rows[indices] for key, rows in samples.items()}  # slice(None): the whole rollout
+            if self.advantage_normalization == "minibatch":
+                minibatch["advantage"] = standardize(minibatch["advantage"], minibatch.get("valid"))
+            yield minibatch
 
     @torch.no_grad()
     def learn_statistics(self, batch: Batch) -> None:
@@ -257,11 +261,11 @@ class PPO(Workflow):
         observed = {key: rows[:, :-1] for key, rows in batch.items()}
         self.observation_normalizer.update(observed)
 
-    def _critic_features(self, observation: Batch, features: Tensor) -> Tensor:
-        return features if self.critic_encoder is None else self.critic_encoder(observation)
-
 
 def only_valid(samples: Batch, valid: Tensor) -> Batch:
     """`[N, T, ...]` to `[M, ...]`: the samples that count."""
     flat = {key: rows.flatten(0, 1) for key, rows in samples.items()}
-    return flat if bool(valid.all()) else {key: rows[valid.flatten()] for key, rows in flat.items()}
+    indices = valid.flatten().nonzero()[:, 0]
+    if len(indices) == valid.numel():
+        return flat
+    return {key: rows.index_select(0, indices) for key, rows in flat.items()}

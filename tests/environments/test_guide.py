@@ -24,6 +24,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_guides_package_passes_the_checker_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment_code, wrapper_code = blocks("python")
+    sys.modules.pop("my_package", None)  # another guide's package of the same name
     (tmp_path / "my_package.py").write_text(environment_code + "\n\n" + wrapper_code)
     monkeypatch.syspath_prepend(tmp_path)
     (settings,) = (yaml.safe_load(block)["environment"] for block in blocks("yaml"))

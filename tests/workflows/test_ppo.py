@@ -177,7 +177,9 @@ def test_minibatch_normalisation_makes_the_policy_loss_independent_of_scale() ->
     losses = []
     for scale in (1.0, 1000.0):
         sample = sample_with(log_ratio=[0.1, -0.1, 0.0], advantage=[1.0 * scale, 2.0 * scale, 6.0 * scale])
-        losses.append(terms(by_hand(advantage_normalization="minibatch"), sample).terms["policy"].item())
+        workflow = by_hand(advantage_normalization="minibatch")
+        (minibatch,) = workflow.minibatches(sample)
+        losses.append(terms(workflow, minibatch).terms["policy"].item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     # standardised: (-2, -1, 3) / sqrt(7) against ratios e^.1, e^-.1, 1
     expected = -(-2 * math.exp(0.1) - math.exp(-0.1) + 3) / math.sqrt(7) / 3
@@ -321,11 +323,12 @@ def assert_judged_as_acted(workflow: PPO, collector: Collector, *, steps: int) -
     with torch.no_grad():
         log_prob, value = workflow.judge(batch)
         for time, (features, distribution) in enumerate(acted):
-            row = {key: rows[:, time] for key, rows in workflow.observation_normalizer(batch).items()}
             # One row and all rows take different paths through a matrix product: the last bits may differ.
             expected = distribution.log_prob(batch["action"][:, time])
             torch.testing.assert_close(log_prob[:, time], expected, rtol=0.0, atol=2e-6)
-            expected = workflow.critic(workflow._critic_features(row, features))
+            row = {key: rows[:, time] for key, rows in workflow.observation_normalizer(batch).items()}
+            read = features if workflow.critic_encoder is None else workflow.critic_encoder(row)
+            expected = workflow.critic(read)
             torch.testing.assert_close(value[:, time], expected, rtol=0.0, atol=2e-6)
     assert len(acted) == steps
     return batch

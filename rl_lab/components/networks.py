@@ -150,6 +150,29 @@ class SmallCNN(NatureCNN):
         self.output_size = image_features
 
 
+class DreamerCNN(NatureCNN):
+    """The encoder of "Dream to Control" (2020): four 4x4 convolutions of stride 2, the depth doubling at each."""
+
+    minimum_size = 46  # pixels: 46 -> 22 -> 10 -> 4 -> 1 after its four kernels
+
+    def __init__(self, *, image_shape: Sequence[int], image_features: int = 256, depth: int = 32) -> None:
+        nn.Module.__init__(self)
+        height, width, channels = image_shape
+        if min(height, width) < self.minimum_size:
+            raise ConfigError(
+                f"image_network 'dreamer' needs images of at least {self.minimum_size}x{self.minimum_size} pixels; "
+                f"this one is {height}x{width}. Write image_network: small."
+            )
+        depths = [channels, depth, 2 * depth, 4 * depth, 8 * depth]
+        layers = [
+            (_convolution(before, after, kernel=4, stride=2), nn.ReLU(inplace=True))
+            for before, after in pairwise(depths)
+        ]
+        self.convolutions = nn.Sequential(*(layer for pair in layers for layer in pair))
+        self.projection = linear(_flat_size(self.convolutions, image_shape), image_features)
+        self.output_size = image_features
+
+
 class ImpalaCNN(nn.Module):
     """The residual network of "IMPALA" (2018): slower than Nature's and often better on procedural games."""
 
@@ -188,6 +211,7 @@ class _ImpalaStage(nn.Module):
 IMAGE_NETWORKS: dict[str, type[NatureCNN] | type[ImpalaCNN]] = {
     "nature": NatureCNN,
     "impala": ImpalaCNN,
+    "dreamer": DreamerCNN,
     "small": SmallCNN,
 }
 

@@ -149,6 +149,13 @@ def checked_scales(scales: Mapping[str, Scale], *, algorithm: str, terms: tuple[
     return dict(scales)
 
 
+def checked_share(name: str, value: float) -> float:
+    """A number from 0 to 1, such as a discount; anything else would diverge quietly."""
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"algorithm.{name} is {value}: write a number from 0 to 1.")
+    return value
+
+
 def named(taken: Metrics, optimizer: str = "") -> Metrics:
     """What an optimiser's step reports, under its name in the log; several optimisers are told apart by theirs."""
     prefix = f"train/{optimizer}_" if optimizer else "train/"

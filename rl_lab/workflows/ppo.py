@@ -19,7 +19,7 @@ from rl_lab.components.return_computers import lambda_return
 from rl_lab.components.statistics import mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, Workflow, checked_scales, named
+from rl_lab.workflows.base import Mode, Workflow, checked_scales, checked_share, named
 from rl_lab.workflows.context import WorkflowContext
 
 ROWS_AT_ONCE = 8192  # rows judged in one pass: bounds the memory that images take
@@ -76,8 +76,8 @@ class PPO(Workflow):
                 "algorithm.minibatch_size is 1, and the advantage of a single sample cannot be normalised: write at "
                 "least 2, or `algorithm.advantage_normalization: batch`."
             )
-        self.discount = discount
-        self.gae_lambda = gae_lambda
+        self.discount = checked_share("discount", discount)
+        self.gae_lambda = checked_share("gae_lambda", gae_lambda)
         self.clip_range = clip_range
         self.value_clip_range = value_clip_range
         self.epochs = epochs

@@ -17,7 +17,7 @@ from rl_lab.components.return_computers import episode_return, lambda_return
 from rl_lab.components.statistics import mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, Workflow, checked_scales, named
+from rl_lab.workflows.base import Mode, Workflow, checked_scales, checked_share, named
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -50,7 +50,7 @@ class Reinforce(Workflow):
         standardize_targets: bool = True,
         loss_scales: Mapping[str, float | Schedule],
     ) -> None:
-        self.discount = discount
+        self.discount = checked_share("discount", discount)
         self.returns = returns
         self.target = target
         self.standardize_targets = standardize_targets

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from rl_lab.components.networks import MLP, ImpalaCNN, NatureCNN, SmallCNN, linear, make_image_network
+from rl_lab.components.networks import MLP, DreamerCNN, ImpalaCNN, NatureCNN, SmallCNN, linear, make_image_network
 from rl_lab.types import ConfigError
 
 
@@ -109,3 +109,12 @@ def test_misspelt_names_are_refused_with_the_nearest() -> None:
 def test_impossible_hidden_sizes_are_refused(sizes: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"hidden_sizes is .*; allowed is a list of whole numbers"):
         MLP(input_size=2, hidden_sizes=sizes)
+
+
+def test_the_dreamer_network_halves_four_times_and_refuses_small_images() -> None:
+    network = DreamerCNN(image_shape=(64, 64, 3), image_features=10, depth=4)
+    assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
+    assert network.projection.in_features == 8 * 4 * 2 * 2  # 64 -> 31 -> 14 -> 6 -> 2
+    DreamerCNN(image_shape=(46, 46, 1))
+    with pytest.raises(ConfigError, match="image_network 'dreamer' needs images of at least 46x46 pixels"):
+        DreamerCNN(image_shape=(45, 64, 3))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Workflow, checked_scales, named
+from rl_lab.workflows.base import Workflow, checked_scales, checked_share, named
 from rl_lab.workflows.context import Parts
 from rl_lab.workflows.ppo import PPO
 from rl_lab.workflows.reinforce import Reinforce
@@ -167,3 +167,9 @@ def test_a_part_must_have_what_its_user_calls() -> None:
         Parts("components", {"encoder": 1}).require("encoder", Encoder)
     with pytest.raises(ConfigError, match="which lacks output_size"):
         Parts("components", {"encoder": nn.Linear(1, 1)}).optional("encoder", Encoder)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.01, 2.0])
+def test_a_discount_beyond_0_to_1_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match=f"algorithm.discount is {value}: write a number from 0 to 1"):
+        checked_share("discount", value)

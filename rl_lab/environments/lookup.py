@@ -55,7 +55,7 @@ def find(env_id: str) -> GymnasiumSpec:
     _import_suite(name)
     spec = gym.registry.get(name)
     if spec is None:
-        raise ConfigError(_unknown(name))
+        raise ConfigError(_unknown(module, name))
     return spec
 
 
@@ -111,10 +111,11 @@ def newest_version(name: str) -> str | None:
     return max(versions)[1] if versions else None
 
 
-def _unknown(name: str) -> str:
+def _unknown(module: str, name: str) -> str:
     newest = newest_version(name)
     if newest is not None:
-        return f"environment.id '{name}' is not registered; this environment is now called '{newest}'. Write {newest}."
+        cure = f"{module}:{newest}" if module else newest
+        return f"environment.id '{name}' is not registered; this environment is now called '{newest}'. Write {cure}."
     return (
         f"environment.id '{name}' is not registered.{did_you_mean(name, gym.registry)} `rl-lab envs` lists all ids; "
         "an environment of your own is written as package:Name-v0, where importing the package registers it."

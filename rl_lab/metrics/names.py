@@ -68,6 +68,16 @@ NAMES: dict[str, Meaning] = {
         "Environment workers restarted after a crash since the run began.",
         "0. Otherwise read the messages in `run.log`: the environment raised or died.",
     ),
+    "collect/optimal_arm_rate": Meaning(
+        "fraction",
+        "Bandits: share of the pulls that took one of the best arms.",
+        "Rises from 1 / arms. Epsilon-greedy stays below 1 by design; the others approach 1.",
+    ),
+    "collect/regret_mean": Meaning(
+        "reward per agent step",
+        "Bandits: how much more the best arm is worth than the pulled one, mean over the pulls.",
+        "Falls towards 0. Level above 0: it settled on a wrong arm, or explores too much.",
+    ),
     # --- how learning proceeds
     "train/epochs_done": Meaning(
         "epochs",
@@ -107,6 +117,9 @@ NAMES: dict[str, Meaning] = {
         "Starts near its maximum (ln of the number of actions) and falls slowly. Collapses early: raise the entropy "
         "scale. Never falls: the advantage carries no signal, or the entropy scale is too high. "
         "Continuous actions may go below 0; that is no error.",
+    ),
+    "controller/epsilon": Meaning(
+        "fraction", "Share of actions taken at random while collecting.", "Follows its schedule."
     ),
     "controller/approx_kl": Meaning(
         "nats",

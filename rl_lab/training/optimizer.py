@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.training.laprop import LaProp
-from rl_lab.training.schedules import Number, parse_number, value_at
+from rl_lab.training.schedules import Number, never_negative, parse_number, value_at
 from rl_lab.training.update_rules import SGD, Adam, AdamW, RMSprop, UpdateRule
 from rl_lab.training.world import World
 from rl_lab.types import ConfigError, Metrics, Progress, StateTree, did_you_mean
@@ -64,7 +64,9 @@ class Optimizer:
                 )
         named = named_parameters(parameters)
         self.parameters = list(named.values())
-        self.learning_rate = parse_number(learning_rate, "optimizer learning_rate")
+        self.learning_rate = never_negative(
+            parse_number(learning_rate, "optimizer learning_rate"), "optimizer learning_rate"
+        )
         self.max_grad_norm = max_grad_norm
         self.adaptive_clip = adaptive_clip
         self.accumulate = accumulate

@@ -75,6 +75,14 @@ def value_at(number: Number, progress: Progress) -> float:
     return number(progress) if isinstance(number, Schedule) else number
 
 
+def never_negative(number: Number, place: str) -> Number:
+    """The very number or schedule; one that is or becomes less than 0 is refused."""
+    lowest = min(number.start, number.end or 0.0) if isinstance(number, Schedule) else number
+    if not lowest >= 0.0:
+        raise ConfigError(f"{place}: {lowest:g}; allowed is a number from 0 on, or a schedule that stays there.")
+    return number
+
+
 def parse_number(value: Any, place: str) -> Number:
     """A number, a schedule, its short spelling or its mapping; anything else is refused with `place`."""
     if isinstance(value, Schedule):

@@ -82,6 +82,7 @@ def test_a_vector_environment_that_cannot_be_saved_is_not_chosen() -> None:
         ({"id": "CartPol-v1"}, r"'CartPol-v1' is not registered. Did you mean 'CartPole-v1'\?.*package:Name-v0"),
         ({"id": "Taxi-v3"}, "'Taxi-v3' is not registered; this environment is now called 'Taxi-v4'. Write Taxi-v4"),
         ({"id": "CartPole"}, "now called 'CartPole-v1'"),
+        ({"id": "rl_lab.environments.toy:Taxi-v3"}, "now called 'Taxi-v4'. Write rl_lab.environments.toy:Taxi-v4"),
         (
             {"id": "no_such_package:Env-v0"},
             "there is no Python package 'no_such_package'. It was looked for in /.*pip install -e",

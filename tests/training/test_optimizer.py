@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -254,6 +255,9 @@ def test_mistakes_are_refused() -> None:
         Optimizer(parameters=[network], accumulate=0)
     with pytest.raises(ConfigError, match=r"optimizer max_grad_norm: -1; allowed is a number above 0. Write null"):
         Optimizer(parameters=[network], max_grad_norm=-1)
+    for below_zero in (-1.0, "linear(1e-3, -1)", math.nan):
+        with pytest.raises(ConfigError, match=r"optimizer learning_rate: (-1|nan); allowed is a number from 0 on"):
+            Optimizer(parameters=[network], learning_rate=below_zero)
     with pytest.raises(ConfigError, match=r"optimizer parameters: there is nothing to learn"):
         Optimizer(parameters={"nothing": nn.Tanh()})
     with pytest.raises(ConfigError, match=r"optimizer learning_rate: 'fast' is neither a number nor a schedule"):

@@ -435,16 +435,23 @@ def test_observations_are_counted_after_learning_and_each_once() -> None:
     step, update = workflow.optimizer.step, normalizer.update
     workflow.optimizer.step = lambda *a, **k: events.append("learn") or step(*a, **k)  # type: ignore[func-returns-value]
     normalizer.update = lambda rows: events.append(f"count {rows['vector'].shape[1]}") or update(rows)  # type: ignore[func-returns-value]
-    workflow.update_controller(collect(workflow, collector, steps=20), phase=PHASE)
+    batch = collect(workflow, collector, steps=20)
+    workflow.update_controller(batch, phase=PHASE)
     assert events == ["learn"] * 4 + ["count 20"], "not 21: the pending row is counted with the next rollout"
+    mean = batch["vector"][:, :-1].flatten(0, 1).mean(dim=0)
+    torch.testing.assert_close(normalizer.scales[0].center, mean)
 
 
 def test_rewards_of_row_zero_were_counted_with_the_rollout_before() -> None:
     workflow, collector = make()
-    seen: list[tuple[int, ...]] = []
-    workflow.reward_normalizer.update = lambda reward, is_first: seen.append(tuple(reward.shape))
-    workflow.prepare(collect(workflow, collector, steps=20))
-    assert seen == [(4, 20)]
+    seen: list[tuple[Tensor, Tensor]] = []
+    workflow.reward_normalizer.update = lambda reward, is_first: seen.append((reward, is_first))
+    batch = collect(workflow, collector, steps=20)
+    batch["reward"][:, 0] = 7.0
+    workflow.prepare(batch)
+    [(reward, is_first)] = seen
+    assert torch.equal(reward, batch["reward"][:, 1:])
+    assert torch.equal(is_first, batch["is_first"][:, 1:])
 
 
 def test_a_frozen_encoder_stays_as_it_is_while_the_rest_learns() -> None:
@@ -504,6 +511,8 @@ def test_the_same_seed_learns_the_same_to_the_bit() -> None:
             {"minibatch_size": 0},
             r"algorithm\.minibatch_size is 0: write a whole number of samples \(64\) or a fraction",
         ),
+        ({"clip_range": -0.2}, r"algorithm\.clip_range: -0\.2; allowed is a number from 0 on"),
+        ({"value_clip_range": -0.2}, r"algorithm\.value_clip_range: -0\.2; allowed is a number from 0 on"),
         ({"minibatch_size": 1.5}, r"algorithm\.minibatch_size is 1\.5: write a whole number of samples"),
         (
             {"minibatch_size": 1},

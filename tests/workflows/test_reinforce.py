@@ -102,6 +102,14 @@ def test_a_time_limit_bootstraps_from_the_baseline() -> None:
     assert terms["policy"] == pytest.approx(-LOG_HALF * (5.25 + 2.5 + 6.5) / 3)
 
 
+def test_a_baseline_in_lower_precision_does_not_round_the_discount(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = make(discount=0.99).loss(two_episodes()).terms
+    forward = Value.forward
+    monkeypatch.setattr(Value, "forward", lambda self, features: forward(self, features).bfloat16())
+    rounded = make(discount=0.99).loss(two_episodes()).terms  # the values, 1, are the same in both
+    assert {name: term.item() for name, term in rounded.items()} == {name: term.item() for name, term in exact.items()}
+
+
 def test_without_a_critic_there_is_no_value_loss() -> None:
     workflow = make(has_critic=False, target="returns")
     terms = losses(workflow, two_episodes())

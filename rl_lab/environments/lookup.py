@@ -27,7 +27,7 @@ class Suite:
 
 
 SUITES = (
-    Suite("toy", None, entry_points=("rl_lab.environments.toy",)),
+    Suite("toy", None, entry_points=("rl_lab.environments.toy", "rl_lab.environments.bandits")),
     Suite("atari", "atari", ("ALE/",), "ale_py", ("ale_py", "shimmy.atari"), "ale_py"),
     Suite("minigrid", "minigrid", ("MiniGrid-", "BabyAI-"), "minigrid", ("minigrid",), "minigrid"),
     Suite("dm_control", "dmc", ("dm_control/",), "shimmy", ("shimmy.dm_control", "shimmy.registration"), "dm_control"),

@@ -84,7 +84,10 @@ class Runtime:
         return count
 
     def _set_determinism(self) -> None:
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=True)
+        if self.compiles:
+            torch.use_deterministic_algorithms(self.deterministic, warn_only=True)
+        else:  # the same without importing the compiler, which takes a second that eager runs need not wait
+            torch._C._set_deterministic_algorithms(self.deterministic, warn_only=True)
         # Filling fresh memory would cost time on every operation and change no result that reads only what it wrote.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         if self.device.type == "cuda":

@@ -17,7 +17,7 @@ from torch import Tensor
 from rl_lab.components.controllers import act_and_judge
 from rl_lab.components.return_computers import lambda_return
 from rl_lab.components.statistics import mean, standardize
-from rl_lab.training.schedules import Schedule, value_at
+from rl_lab.training.schedules import Schedule, never_negative, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_scales, checked_share, named
 from rl_lab.workflows.context import WorkflowContext
@@ -78,8 +78,8 @@ class PPO(Workflow):
             )
         self.discount = checked_share("discount", discount)
         self.gae_lambda = checked_share("gae_lambda", gae_lambda)
-        self.clip_range = clip_range
-        self.value_clip_range = value_clip_range
+        self.clip_range = never_negative(clip_range, "algorithm.clip_range")
+        self.value_clip_range = value_clip_range and never_negative(value_clip_range, "algorithm.value_clip_range")
         self.epochs = epochs
         self.minibatch_size = minibatch_size
         self.advantage_normalization = advantage_normalization

@@ -95,6 +95,7 @@ class Reinforce(Workflow):
         value = torch.zeros_like(batch["reward"])
         if self.critic is not None:
             value = self.critic(features if self.critic_encoder is None else self.critic_encoder(batch))
+            value = value.float()  # autocast's bfloat16 would round the discount of the returns
 
         returns = self._returns(batch, value.detach())
         target = returns - value.detach()[:, :-1] if self.target == "advantages" else returns

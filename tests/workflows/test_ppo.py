@@ -89,20 +89,28 @@ def two_episodes(*, is_terminal: bool) -> Batch:
 @pytest.mark.parametrize(
     ("is_terminal", "advantage"),
     [
-        # delta0 = 1 + .5*1 - .5 = 1    delta1 = 2 - 1 = 1             A1 = 1      A0 = 1 + .25*1 = 1.25
-        (True, [1.25, 1.0, 3.0]),
-        # the same, but                 delta1 = 2 + .5*9 - 1 = 5.5    A1 = 5.5    A0 = 1 + .25*5.5 = 2.375
-        (False, [2.375, 5.5, 3.0]),
+        # delta0 = 1 + .5*1 - .5 = 1    delta1 = 2 - 1 = 1             A1 = 1      A0 = 1 + .5*.25*1 = 1.125
+        (True, [1.125, 1.0, 3.0]),
+        # the same, but                 delta1 = 2 + .5*9 - 1 = 5.5    A1 = 5.5    A0 = 1 + .5*.25*5.5 = 1.6875
+        (False, [1.6875, 5.5, 3.0]),
         # row 3: delta3 = 3 + .5*4 - 2 = 3 in both: the pending value bootstraps
     ],
 )
 def test_advantages_stop_at_terminations_and_bootstrap_at_time_limits(
     is_terminal: bool, advantage: list[float]
 ) -> None:
-    samples, _ = by_hand(discount=0.5, gae_lambda=0.5).prepare(two_episodes(is_terminal=is_terminal))
+    samples, _ = by_hand(discount=0.5, gae_lambda=0.25).prepare(two_episodes(is_terminal=is_terminal))
     assert samples["advantage"].tolist() == advantage
     assert samples["return"].tolist() == [a + v for a, v in zip(advantage, [0.5, 1.0, 2.0], strict=True)]
     assert samples["value"].tolist() == [0.5, 1.0, 2.0], "the answer to an is_last row is no sample"
+
+
+def test_returns_are_of_normalised_rewards() -> None:
+    workflow = by_hand(discount=0.5, gae_lambda=0.0)
+    workflow.reward_normalizer.mode, workflow.reward_normalizer.clip = "return_scale", 1.5
+    workflow.reward_normalizer.update = lambda reward, is_first: workflow.reward_normalizer.factor.fill_(2.0)
+    samples, _ = workflow.prepare(two_episodes(is_terminal=True))
+    assert samples["return"].tolist() == [1.5 + 0.5 * 1.0, 1.5, 1.5 + 0.5 * 4.0], "2, 4 and 6, each clipped to 1.5"
 
 
 def test_metrics_describe_the_rollout() -> None:

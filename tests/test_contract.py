@@ -154,9 +154,10 @@ def test_valid_transitions_of_episodes_are_exactly_the_decisions() -> None:
     workflow = Contract()
     run(workflow, EpisodeBuffer(num_envs=3, episodes_per_batch=1), duration_cycles=10)
     for batch in workflow.batches:
-        valid = int((~batch["is_last"][:, :-1]).sum())
-        is_even = int(batch["vector"][0, 0, EPISODE]) % 2 == 0
-        assert valid == (LENGTH if is_even else LENGTH + 1)
+        for i in range(len(batch["reward"])):
+            valid = int((~batch["is_last"][i, :-1]).sum())
+            is_even = int(batch["vector"][i, 0, EPISODE]) % 2 == 0
+            assert valid == (LENGTH if is_even else LENGTH + 1)
 
 
 def test_a_misspelt_hook_never_reaches_the_environment() -> None:

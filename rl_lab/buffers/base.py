@@ -18,6 +18,10 @@ class Buffer(Protocol):
         """Tell the newest time step, which the policy has not answered yet (no action, no extras)."""
         ...
 
+    def clear(self) -> None:
+        """Forget every row."""
+        ...
+
     def ready(self) -> bool:
         """Whether `sample` can give a batch now."""
         ...

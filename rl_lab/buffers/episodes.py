@@ -15,7 +15,7 @@ from rl_lab.types import Batch, ConfigError, StateTree
 
 
 class EpisodeBuffer:
-    """Gathers finished episodes; `sample` gives the oldest `episodes_per_batch` of them and forgets them."""
+    """Gathers finished episodes; `sample` gives all of them once there are `episodes_per_batch`, and forgets them."""
 
     def __init__(self, *, num_envs: int, episodes_per_batch: int = 8, capacity_steps: int = 256) -> None:
         if episodes_per_batch < 1:
@@ -46,15 +46,17 @@ class EpisodeBuffer:
     def set_pending(self, row: Batch) -> None:
         """An unanswered row belongs to no finished episode: there is nothing to keep."""
 
+    def clear(self) -> None:
+        """Forget every row: what comes next is another policy's."""
+        self._head, self._starts, self._finished = 0, [0] * len(self._starts), []
+
     def ready(self) -> bool:
         return len(self._finished) >= self.episodes_per_batch
 
     def sample(self) -> Batch:
+        """Every finished episode: none waits until the policy that played it is long gone."""
         assert self.ready(), "too few finished episodes"
-        episodes, self._finished = (
-            self._finished[: self.episodes_per_batch],
-            self._finished[self.episodes_per_batch :],
-        )
+        episodes, self._finished = self._finished, []
         longest = max(len(episode["reward"]) for episode in episodes)
         return {key: torch.stack([_padded(episode[key], key, longest) for episode in episodes]) for key in episodes[0]}
 

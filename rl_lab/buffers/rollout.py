@@ -43,6 +43,10 @@ class RolloutBuffer:
             stored[:, self._length] = row.get(key, 0)  # what only an answer brings is zero
         self._has_pending = True
 
+    def clear(self) -> None:
+        """Forget every row: what comes next is another policy's."""
+        self._length, self._has_pending = 0, False
+
     def ready(self) -> bool:
         return self._length > 0 and self._has_pending
 

@@ -53,7 +53,10 @@ class Orchestrator:
                 entered = self.scheduler.index
                 self.workflow.enter_phase(self.scheduler.current())
             self._cycle(self.scheduler.current())
+            controller = self.scheduler.current().controller
             phase_ended = self.scheduler.end_cycle()
+            if phase_ended:
+                self._forget_foreign_rows(controller)
             reason = self.housekeeping.after_cycle(phase_ended=phase_ended)
             if reason is not None:
                 self.housekeeping.finish(reason)
@@ -63,6 +66,13 @@ class Orchestrator:
                 return "interrupted"
         self.housekeeping.finish(None)
         return "finished"
+
+    def _forget_foreign_rows(self, controller: str | None) -> None:
+        """An on-policy workflow learns nothing from rows that somebody else collected in the phase before."""
+        is_other = not self.scheduler.finished and self.scheduler.current().controller != controller
+        if is_other and self.workflow.is_on_policy:
+            for buffer in self.buffers.values():
+                buffer.clear()
 
     def _cycle(self, phase: Phase) -> None:
         if phase.type == "eval_only":

@@ -83,6 +83,8 @@ class PPO(Workflow):
         self.epochs = epochs
         self.minibatch_size = minibatch_size
         self.advantage_normalization = advantage_normalization
+        if target_kl is not None and target_kl <= 0:
+            raise ConfigError(f"algorithm.target_kl is {target_kl}: write a number above 0, or null for no limit.")
         self.target_kl = target_kl
         self.loss_scales = checked_scales(loss_scales, algorithm="PPO", terms=("policy", "value", "entropy"))
 
@@ -122,6 +124,8 @@ class PPO(Workflow):
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Epochs of minibatches over one rollout `[N, T+1]`, whose last row only bootstraps."""
+        if bool(batch["is_last"][:, :-1].all()):
+            return {}  # every row was an episode's last: nothing was decided, so nothing can be learnt
         samples, metrics = self.prepare(batch)
         scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
         clip_range = value_at(self.clip_range, phase.progress)

@@ -116,3 +116,15 @@ def test_the_state_continues_wherever_episodes_stood(cut: int) -> None:
 def test_a_batch_of_no_episodes_is_refused(episodes_per_batch: int) -> None:
     with pytest.raises(ConfigError, match=rf"episodes_per_batch is {episodes_per_batch}: write a whole number"):
         EpisodeBuffer(num_envs=2, episodes_per_batch=episodes_per_batch)
+
+
+def test_no_finished_episode_waits_for_a_later_batch() -> None:
+    buffer = fill(EpisodeBuffer(num_envs=2, episodes_per_batch=1), range(12))
+    assert len(buffer.sample()["reward"]) > 1
+    assert not buffer.ready()
+
+
+def test_a_cleared_buffer_has_nothing_to_give() -> None:
+    buffer = fill(EpisodeBuffer(num_envs=2, episodes_per_batch=1), range(12))
+    buffer.clear()
+    assert not buffer.ready()

@@ -11,6 +11,7 @@ from torch import nn
 from rl_lab.buffers.episodes import EpisodeBuffer
 from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.collection.collector import Collector
+from rl_lab.components.controllers import RandomController
 from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.housekeeping import EvaluationPlan
 from rl_lab.orchestration.orchestrator import Orchestrator
@@ -105,11 +106,11 @@ def test_an_offline_phase_learns_without_collecting() -> None:
     buffers = {"episodes": EpisodeBuffer(num_envs=2, episodes_per_batch=1)}
     phases = [
         phase("gather", buffer="episodes", duration_cycles=3, workflow_hooks=[]),
-        phase("learn", buffer="episodes", type="offline", duration_updates=2),
+        phase("learn", buffer="episodes", type="offline", duration_updates=1),
     ]
     loop = make_orchestrator(workflow, phases, environment=counter(), buffers=buffers)
     loop.run()
-    assert [name for _, name, _ in workflow.calls] == ["learn", "learn"]
+    assert [name for _, name, _ in workflow.calls] == ["learn"]
 
 
 def test_an_offline_phase_with_an_empty_buffer_says_what_to_do() -> None:
@@ -305,3 +306,19 @@ def test_a_run_that_was_stopped_is_not_continued_by_a_resume() -> None:
     updates = scheduler.run_counts.updates
     assert loop.run() == "stopped"
     assert scheduler.run_counts.updates == updates
+
+
+def test_an_on_policy_workflow_forgets_what_another_controller_collected() -> None:
+    class OnPolicyDiary(Diary):
+        is_on_policy = True
+
+    buffers = {"episodes": EpisodeBuffer(num_envs=2, episodes_per_batch=1)}
+    phases = [
+        phase("prefill", buffer="episodes", controller="random", duration_cycles=3, workflow_hooks=[]),
+        phase("learn", buffer="episodes", type="offline", duration_updates=1),
+    ]
+    environment = counter()
+    parts = {"controllers": {"random": RandomController(action=environment.spec.action)}}
+    loop = make_orchestrator(OnPolicyDiary(), phases, environment=environment, buffers=buffers, parts=parts)
+    with pytest.raises(ConfigError, match="holds no batch"):
+        loop.run()

@@ -543,3 +543,19 @@ def test_a_memory_leaves_no_place_for_a_critic_encoder() -> None:
         ConfigError, match=r"both a memory and a critic_encoder.*Write `components.critic_encoder: null`"
     ):
         make(memory=GRUMemory, separate=True)
+
+
+@pytest.mark.parametrize("target_kl", [0.0, -1.0])
+def test_a_divergence_limit_that_is_not_above_0_is_refused(target_kl: float) -> None:
+    with pytest.raises(ConfigError, match=f"algorithm.target_kl is {target_kl}: write a number above 0"):
+        by_hand(target_kl=target_kl)
+
+
+def test_a_rollout_without_a_single_decision_teaches_nothing() -> None:
+    batch = batch_of(
+        vector=[[[0.5], [1.0]]], reward=[[0.0, 0.0]], action=[[0, 0]],
+        is_first=[[0, 1]], is_last=[[1, 0]], is_terminal=[[1, 0]],
+    )  # fmt: skip
+    workflow = by_hand()
+    assert workflow.update_controller(batch, phase=PHASE) == {}
+    assert workflow.optimizer.losses == []

@@ -142,4 +142,7 @@ def _block(schema: type, config: Config, name: str) -> Any:
 def _limited(phase: Phase, limit_cycles: int | None) -> Phase:
     if limit_cycles is None:
         return phase
-    return replace(phase, duration_steps=None, duration_updates=None, duration_cycles=limit_cycles)
+    # An offline cycle is one update, so such a phase may be shorter than the limit already.
+    own = phase.duration_updates if phase.type == "offline" else phase.duration_cycles
+    cycles = limit_cycles if own is None else min(own, limit_cycles)
+    return replace(phase, duration_steps=None, duration_updates=None, duration_cycles=cycles)

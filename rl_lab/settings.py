@@ -143,6 +143,6 @@ def _limited(phase: Phase, limit_cycles: int | None) -> Phase:
     if limit_cycles is None:
         return phase
     # An offline cycle is one update, so such a phase may be shorter than the limit already.
-    own = phase.duration_updates if phase.type == "offline" else phase.duration_cycles
-    cycles = limit_cycles if own is None else min(own, limit_cycles)
+    own = [phase.duration_cycles, phase.duration_updates if phase.type == "offline" else None]
+    cycles = min([limit_cycles, *(count for count in own if count is not None)])
     return replace(phase, duration_steps=None, duration_updates=None, duration_cycles=cycles)

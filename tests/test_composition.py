@@ -74,7 +74,10 @@ def test_an_experiment_is_named_or_spelt_environment_and_algorithm(
         ),
         ("zzz", "There is no experiment 'zzz'. `rl-lab experiments` lists them; ENVIRONMENT:ALGORITHM, such as"),
         ("CartPole-v1:pop", "'CartPole-v1:pop' asks for the algorithm 'pop', which there is not. Did you mean 'ppo'?"),
-        ("CartPole-v1:", "asks for the algorithm '', which there is not. Algorithms: ppo, random, reinforce."),
+        (
+            "CartPole-v1:",
+            "asks for the algorithm '', which there is not. Algorithms: bandit, ppo, q_learning, random, reinforce.",
+        ),
     ],
 )
 def test_a_misspelt_experiment_is_refused_with_the_nearest(experiment: str, message: str) -> None:
@@ -149,7 +152,10 @@ REFUSED: list[tuple[str, str]] = [
     ("algoritm=ppo", "algoritm is not a setting. Did you mean 'algorithm'?"),
     ("pre=debug", "pre is not a setting."),
     ("presett=debug", "presett is not a setting. Did you mean 'preset'?"),
-    ("algorithm=pp0", "algorithm=pp0: there is no such choice. Did you mean 'ppo'? Choices: ppo, random, reinforce."),
+    (
+        "algorithm=pp0",
+        "algorithm=pp0: there is no such choice. Did you mean 'ppo'? Choices: bandit, ppo, q_learning, random, reinforce.",
+    ),
     ("algorithm.discount.x=1", "algorithm.discount.x is not a setting."),
     (
         "environment.kwargs.size=3",

@@ -154,7 +154,8 @@ REFUSED: list[tuple[str, str]] = [
     ("presett=debug", "presett is not a setting. Did you mean 'preset'?"),
     (
         "algorithm=pp0",
-        "algorithm=pp0: there is no such choice. Did you mean 'ppo'? Choices: bandit, ppo, q_learning, random, reinforce.",
+        "algorithm=pp0: there is no such choice. Did you mean 'ppo'? "
+        "Choices: bandit, ppo, q_learning, random, reinforce.",
     ),
     ("algorithm.discount.x=1", "algorithm.discount.x is not a setting."),
     (

@@ -19,7 +19,7 @@ from rl_lab.components.memory import GRUMemory, LSTMMemory
 from rl_lab.components.normalizers import ObservationNormalizer, RewardNormalizer
 from rl_lab.environments.factory import make_environment
 from rl_lab.training.optimizer import Optimizer
-from rl_lab.types import Batch, ConfigError, EnvSpec, Phase, Progress, TimeStep
+from rl_lab.types import Batch, ConfigError, EnvSpec, LossOutput, Phase, Progress, TimeStep
 from rl_lab.utils.timing import Stopwatch
 from rl_lab.workflows import ppo
 from rl_lab.workflows.ppo import PPO
@@ -559,3 +559,14 @@ def test_a_rollout_without_a_single_decision_teaches_nothing() -> None:
     workflow = by_hand()
     assert workflow.update_controller(batch, phase=PHASE) == {}
     assert workflow.optimizer.losses == []
+
+
+@pytest.mark.parametrize(("divergence", "epochs_done"), [(1.4, 3), (1.6, 1)])
+def test_the_epochs_end_beyond_one_and_a_half_times_the_target(divergence: float, epochs_done: int) -> None:
+    workflow = by_hand(target_kl=1.0, epochs=3)
+    zero = torch.tensor(0.0)
+    loss = LossOutput(
+        {"policy": zero, "value": zero, "entropy": zero}, {"controller/approx_kl": torch.tensor(divergence)}
+    )
+    workflow.loss = lambda *arguments, **keywords: loss  # type: ignore[method-assign]
+    assert workflow.update_controller(two_episodes(is_terminal=True), phase=PHASE)["train/epochs_done"] == epochs_done

@@ -35,6 +35,10 @@ class ConfigError(RLLabError, ValueError):
     """A setting is wrong: the message names the place, the value, what is allowed and what to write."""
 
 
+class MissingDatasetError(ConfigError):
+    """A dataset that a config names is not there; the message says how to collect it."""
+
+
 class RunError(RLLabError, RuntimeError):
     """A run on disk cannot be read, written or continued."""
 
@@ -216,10 +220,14 @@ class LossOutput:
     def total(self, scales: dict[str, float]) -> Tensor:
         """The scaled sum; a term without a scale, or a scale without a term, is our own mistake."""
         assert self.terms.keys() == scales.keys(), f"loss terms {sorted(self.terms)} != scales {sorted(scales)}"
-        scaled = [
-            term if scales[name] == 1.0 else term * scales[name] for name, term in self.terms.items() if scales[name]
-        ]
-        return sum(scaled[1:], start=scaled[0]) if scaled else next(iter(self.terms.values())) * 0.0
+        total: Tensor | None = None
+        for name, term in self.terms.items():
+            scale = scales[name]
+            if total is None and scale:
+                total = term if scale == 1.0 else term * scale
+            elif total is not None and scale:
+                total = total.add(term, alpha=scale)  # product and sum in one node
+        return next(iter(self.terms.values())) * 0.0 if total is None else total
 
 
 # --- phases ------------------------------------------------------------------------------------

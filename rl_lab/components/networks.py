@@ -74,6 +74,8 @@ class MLP(nn.Module):
             return features
         if fused.can_fuse(features) and (stack := self.stack()) is not None:
             return fused.fused_stacks(features, [stack])[0]
+        if fused.can_only_act(features) and (stack := self.stack()) is not None:
+            return fused.act_with(features, stack)
         layers = self._layers()
         for index in range(0, len(layers), 2):
             features = F.linear(features, layers[index], layers[index + 1])

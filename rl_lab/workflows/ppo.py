@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.components.controllers import act_and_judge
 from rl_lab.components.return_computers import lambda_return
 from rl_lab.components.statistics import mean, standardize
+from rl_lab.components.surrogate import surrogate_loss
 from rl_lab.training.schedules import Schedule, never_negative, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_scales, checked_share, named
@@ -164,25 +166,28 @@ class PPO(Workflow):
     ) -> LossOutput:
         policy, value = self.policy_and_value(sample)
         valid = sample.get("valid")  # None: every sample counts
-        log_ratio = policy.log_prob(sample["action"]) - sample["log_prob"]
-        ratio = log_ratio.exp()
+        log_prob = policy.log_prob(sample["action"])
+        policy_loss = surrogate_loss(
+            log_prob, sample["log_prob"], sample["advantage"], clip_range=clip_range, valid=valid
+        )
 
-        # The surrogate: no reward for moving the ratio beyond the clip range.
-        advantage = sample["advantage"]
-        clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
-        policy_loss = -mean(torch.minimum(advantage * ratio, advantage * clipped), valid)
-
-        value_error = (value - sample["return"]).square()
-        if value_clip_range is not None:
-            near = sample["value"] + (value - sample["value"]).clamp(-value_clip_range, value_clip_range)
-            value_error = torch.maximum(value_error, (near - sample["return"]).square())
+        if valid is None and value_clip_range is None:
+            value_loss = F.mse_loss(value, sample["return"])  # as below, in one node
+        else:
+            near = value
+            if value_clip_range is not None:
+                near = sample["value"] + (value - sample["value"]).clamp(-value_clip_range, value_clip_range)
+            errors = (value - sample["return"]).square(), (near - sample["return"]).square()
+            value_loss = mean(torch.maximum(*errors), valid)
 
         is_entropy_wanted = with_metrics or self.loss_scales["entropy"] != 0.0
         entropy = mean(policy.entropy(), valid) if is_entropy_wanted else torch.zeros_like(policy_loss)
-        terms = {"policy": policy_loss, "value": mean(value_error, valid), "entropy": -entropy}
+        terms = {"policy": policy_loss, "value": value_loss, "entropy": -entropy}
         if not with_metrics:
             return LossOutput(terms)
         with torch.no_grad():
+            log_ratio = log_prob - sample["log_prob"]
+            ratio = log_ratio.exp()
             metrics = {
                 "controller/entropy": entropy.detach(),
                 "controller/approx_kl": mean(ratio - 1.0 - log_ratio, valid),  # k3 of joschu.net/blog/kl-approx.html

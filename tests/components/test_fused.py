@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from rl_lab.components.controllers import Actor, Critic, act_and_judge
-from rl_lab.components.fused import Stack, can_fuse, fused_stacks
+from rl_lab.components.fused import Stack, act_with, can_fuse, can_only_act, fused_stacks
 from rl_lab.components.networks import MLP
 from rl_lab.types import ActionSpec
 
@@ -101,3 +101,26 @@ def test_actor_and_critic_give_the_same_together_and_apart(rows: int) -> None:
     policy, value = act_and_judge(actor, critic, features, None)
     torch.testing.assert_close(policy.logits, actor(features).logits)
     torch.testing.assert_close(value, critic(features))
+
+
+@pytest.mark.parametrize("activation", PLAIN)
+@pytest.mark.parametrize("leading", [(8,), (2, 4), (6000,)])
+@pytest.mark.parametrize("is_last_bare", [False, True])
+def test_acting_gives_what_learning_gives(activation: str, leading: tuple[int, ...], is_last_bare: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    features = torch.randn((*leading, 5), generator=generator)
+    stack = Stack(layers(generator), activation, is_last_bare)
+    kept = features.clone()
+    found = act_with(features, stack)
+    torch.testing.assert_close(found, fused_stacks(features, [stack])[0].detach(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(features, kept), "the observation was written to"
+
+
+def test_only_acting_on_plain_float32_rows_goes_through_numpy() -> None:
+    rows = torch.zeros(8, 5)
+    assert not can_only_act(rows)  # gradients are wanted
+    with torch.no_grad():
+        assert can_only_act(rows)
+        assert not can_only_act(rows.double())
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not can_only_act(rows)

@@ -95,46 +95,47 @@ def fused_stacks(features: Tensor, stacks: Sequence[Stack]) -> list[Tensor]:
 class _Stacks(Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, stacks: Sequence[Stack], *parameters: Tensor) -> tuple[Tensor, ...]:
-        kept: list[Tensor] = [features]
         outputs = []
+        inputs_of: list[list[Tensor]] = []  # of every layer of every stack
         for stack in stacks:
-            hidden = features
-            count = len(stack.layers) // 2
-            for i in range(count):
-                hidden = torch.addmm(stack.layers[2 * i + 1], hidden, stack.layers[2 * i].t())
-                if i < count - 1 or not stack.is_last_bare:
+            hidden, inputs = features, []
+            last = len(stack.layers) - 2
+            for i in range(0, last + 2, 2):
+                inputs.append(hidden)
+                hidden = torch.addmm(stack.layers[i + 1], hidden, stack.layers[i].t())
+                if i < last or not stack.is_last_bare:
                     _activate(hidden, stack.activation)
-                kept.append(hidden)
+            inputs_of.append(inputs)
             outputs.append(hidden)
-        ctx.stacks = stacks
-        ctx.save_for_backward(*kept, *parameters[::2])
+        # Kept as they are: torch's own way of saving is for inputs and outputs and costs a microsecond for each.
+        ctx.stacks, ctx.inputs_of = stacks, inputs_of
+        ctx.save_for_backward(*[out for out, stack in zip(outputs, stacks, strict=True) if not stack.is_last_bare])
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        saved, needed = ctx.saved_tensors, ctx.needs_input_grad
-        num_layers = len(saved) // 2
+        needed = ctx.needs_input_grad
+        active_outputs = iter(ctx.saved_tensors)
         found: list[Tensor | None] = []
         features_gradient: Tensor | None = None
-        first = 0  # index of the stack's first layer among all layers
-        for stack, gradient in zip(ctx.stacks, gradients, strict=True):
-            count = len(stack.layers) // 2
-            own: list[Tensor | None] = [None] * (2 * count)
-            for i in reversed(range(count)):
-                inputs = saved[first + i] if i > 0 else saved[0]
-                weight = saved[1 + num_layers + first + i]
-                if i < count - 1 or not stack.is_last_bare:
-                    gradient = _slope(gradient, saved[1 + first + i], stack.activation)
-                if needed[2 + 2 * (first + i)]:
+        for stack, inputs, gradient in zip(ctx.stacks, ctx.inputs_of, gradients, strict=True):
+            first = 2 + len(found)  # among the node's inputs: features and stacks come before the parameters
+            own: list[Tensor | None] = [None] * len(stack.layers)
+            if not stack.is_last_bare:
+                gradient = _slope(gradient, next(active_outputs), stack.activation)
+            for i in reversed(range(0, len(stack.layers), 2)):
+                before, weight = inputs[i // 2], stack.layers[i]
+                if needed[first + i]:
                     # the same product either way; a few input columns are faster on the left
                     is_narrow = weight.shape[1] < weight.shape[0]
-                    own[2 * i] = inputs.t().mm(gradient).t() if is_narrow else gradient.t().mm(inputs)
-                if needed[3 + 2 * (first + i)]:
-                    own[2 * i + 1] = gradient.sum(dim=0)
+                    own[i] = before.t().mm(gradient).t() if is_narrow else gradient.t().mm(before)
+                if needed[first + i + 1]:
+                    own[i + 1] = gradient.sum(dim=0)
                 if i > 0 or needed[0]:
                     gradient = gradient.mm(weight)
+                if i > 0:
+                    gradient = _slope(gradient, before, stack.activation)
             found += own
-            first += count
             if needed[0]:
                 features_gradient = gradient if features_gradient is None else features_gradient + gradient
         return (features_gradient, None, *found)

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.components.controllers import act_and_judge
 from rl_lab.components.return_computers import lambda_return
 from rl_lab.components.statistics import mean, standardize
-from rl_lab.components.surrogate import surrogate_loss
+from rl_lab.components.surrogate import actor_critic_loss
 from rl_lab.training.schedules import Schedule, never_negative, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_scales, checked_share, named
@@ -129,9 +128,12 @@ class PPO(Workflow):
         if bool(batch["is_last"][:, :-1].all()):
             return {}  # every row was an episode's last: nothing was decided, so nothing can be learnt
         samples, metrics = self.prepare(batch)
-        scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
-        clip_range = value_at(self.clip_range, phase.progress)
-        value_clip = None if self.value_clip_range is None else value_at(self.value_clip_range, phase.progress)
+        limits = {
+            "clip_range": value_at(self.clip_range, phase.progress),
+            "value_clip_range": None
+            if self.value_clip_range is None
+            else value_at(self.value_clip_range, phase.progress),
+        }
         steps: list[Metrics] = []
         minibatches: list[Batch] = []
         epochs_done, gradient_steps = 0, 0
@@ -140,15 +142,10 @@ class PPO(Workflow):
             if len(minibatches) != 1:  # a single one is the same in every epoch
                 minibatches = list(self.minibatches(samples))
             for minibatch in minibatches:
-                with self.context.runtime.autocast():
-                    loss = self.loss(
-                        minibatch, clip_range=clip_range, value_clip_range=value_clip, with_metrics=is_watched
-                    )
-                taken = self.optimizer.step(loss.total(scales), phase.progress)
+                taken = self.gradient_step(minibatch, limits, phase, with_metrics=is_watched)
                 gradient_steps += 1
                 if is_watched:
-                    terms = {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
-                    steps.append({**terms, **loss.metrics, **named(taken)})
+                    steps.append(taken)
             epochs_done += 1
             if self.target_kl is not None and bool(steps[-1]["controller/approx_kl"] > 1.5 * self.target_kl):
                 break  # 1.5: the customary margin of the reference implementations
@@ -158,38 +155,38 @@ class PPO(Workflow):
         return metrics | {
             "train/epochs_done": epochs_done,
             "train/gradient_steps": gradient_steps,
-            "train/clip_range": clip_range,
+            "train/clip_range": limits["clip_range"],
         }
+
+    def gradient_step(
+        self, minibatch: Batch, limits: Mapping[str, Any], phase: Phase, *, with_metrics: bool
+    ) -> Metrics:
+        """One change of the parameters. Its graph ends with it, so that the next one finds the memory warm."""
+        with self.context.runtime.autocast():
+            loss = self.loss(minibatch, **limits, with_metrics=with_metrics)
+        scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
+        taken = self.optimizer.step(loss.total(scales), phase.progress)
+        if not with_metrics:
+            return {}
+        terms = {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
+        return {**terms, **loss.metrics, **named(taken)}
 
     def loss(
         self, sample: Batch, *, clip_range: float, value_clip_range: float | None, with_metrics: bool = True
     ) -> LossOutput:
         policy, value = self.policy_and_value(sample)
         valid = sample.get("valid")  # None: every sample counts
-        log_prob = policy.log_prob(sample["action"])
-        policy_loss = surrogate_loss(
-            log_prob, sample["log_prob"], sample["advantage"], clip_range=clip_range, valid=valid
-        )
-
-        if valid is None and value_clip_range is None:
-            value_loss = F.mse_loss(value, sample["return"])  # as below, in one node
-        else:
-            near = value
-            if value_clip_range is not None:
-                near = sample["value"] + (value - sample["value"]).clamp(-value_clip_range, value_clip_range)
-            errors = (value - sample["return"]).square(), (near - sample["return"]).square()
-            value_loss = mean(torch.maximum(*errors), valid)
-
+        losses = actor_critic_loss(policy, value, sample, clip_range=clip_range, value_clip_range=value_clip_range)
         is_entropy_wanted = with_metrics or self.loss_scales["entropy"] != 0.0
-        entropy = mean(policy.entropy(), valid) if is_entropy_wanted else torch.zeros_like(policy_loss)
-        terms = {"policy": policy_loss, "value": value_loss, "entropy": -entropy}
+        entropy_loss = -mean(policy.entropy(), valid) if is_entropy_wanted else torch.zeros(())
+        terms = {"policy": losses.policy, "value": losses.value, "entropy": entropy_loss}
         if not with_metrics:
             return LossOutput(terms)
         with torch.no_grad():
-            log_ratio = log_prob - sample["log_prob"]
+            log_ratio = losses.log_prob - sample["log_prob"]
             ratio = log_ratio.exp()
             metrics = {
-                "controller/entropy": entropy.detach(),
+                "controller/entropy": -entropy_loss.detach(),
                 "controller/approx_kl": mean(ratio - 1.0 - log_ratio, valid),  # k3 of joschu.net/blog/kl-approx.html
                 "controller/clip_fraction": mean(((ratio - 1.0).abs() > clip_range).float(), valid),
             }

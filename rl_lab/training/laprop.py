@@ -27,8 +27,8 @@ class LaProp(UpdateRule):
         parameters: list[Tensor],
         gradients: list[Tensor],
         state: dict[str, list[Tensor]],
-        count: int,
-        learning_rate: float,
+        count: int | list[Tensor],
+        learning_rate: float | Tensor,
         divisor: Tensor | None,
     ) -> None:
         if divisor is not None:
@@ -37,11 +37,33 @@ class LaProp(UpdateRule):
         mean, mean_square = state["mean"], state["mean_square"]
         torch._foreach_mul_(mean_square, beta2)
         torch._foreach_addcmul_(mean_square, gradients, gradients, value=1.0 - beta2)
+        torch._foreach_mul_(mean, beta1)
+        if self.weight_decay:
+            torch._foreach_mul_(parameters, 1.0 - learning_rate * self.weight_decay)
+        if isinstance(count, list) or isinstance(learning_rate, Tensor):
+            assert isinstance(count, list), "counts and the learning rate are both tensors or both numbers"
+            self._finish_static(parameters, gradients, state, count, learning_rate)
+            return
         spread = torch._foreach_sqrt(mean_square)
         torch._foreach_div_(spread, (1.0 - beta2**count) ** 0.5)
         torch._foreach_add_(spread, self.epsilon)
-        torch._foreach_mul_(mean, beta1)
         torch._foreach_addcdiv_(mean, gradients, spread, value=1.0 - beta1)
-        if self.weight_decay:
-            torch._foreach_mul_(parameters, 1.0 - learning_rate * self.weight_decay)
         torch._foreach_add_(parameters, mean, alpha=-learning_rate / (1.0 - beta1**count))
+
+    def _finish_static(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        state: dict[str, list[Tensor]],
+        counts: list[Tensor],
+        learning_rate: float | Tensor,
+    ) -> None:
+        """The same, where the device alone knows the counts: each tensor's bias correction is a factor of its own."""
+        beta1, beta2 = self.betas
+        count = torch.stack(counts).double()  # 1 - beta**count loses half its digits in float32 while counts are small
+        room = self._room.of(parameters)
+        spread = room.take(state["mean_square"]).sqrt_()
+        spread.div_(room.by_row((1.0 - beta2**count).sqrt_().float())).add_(self.epsilon)
+        torch._foreach_addcdiv_(state["mean"], gradients, room.views, value=1.0 - beta1)
+        room.take(state["mean"]).mul_(room.by_row((learning_rate / (1.0 - beta1**count)).float()))
+        torch._foreach_sub_(parameters, room.views)

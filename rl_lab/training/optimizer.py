@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_lab.training.capture import is_capturing
 from rl_lab.training.laprop import LaProp
 from rl_lab.training.schedules import Number, never_negative, parse_number, value_at
+from rl_lab.training.segments import Segments, SegmentsByMembers
 from rl_lab.training.update_rules import SGD, Adam, AdamW, RMSprop, UpdateRule
 from rl_lab.training.world import World
 from rl_lab.types import ConfigError, Metrics, Progress, StateTree, did_you_mean
@@ -28,7 +30,12 @@ SMALLEST_PARAMETER_NORM = 1e-3  # adaptive clipping: lets parameters that start 
 
 
 class Optimizer:
-    """`step(loss)`: scale, backward, average over ranks, clip, change the parameters, clear, schedule.
+    """`step(loss)`: schedule, scale, backward, average over ranks, clip, change the parameters, clear.
+
+    A method that the runtime captures calls `apply` itself, after somebody outside it called `prepare`:
+
+        prepare(progress)   Python decides the learning rate and writes it where the device reads it
+        apply(loss)         all the rest, the same launches every time, so that a CUDA graph can replay them
 
     Nothing here waits for the device: `grad_norm` stays a tensor, and whoever writes it sees whether it is finite.
     (fp16 is the exception: it must know at once whether its loss scale was too large.)
@@ -77,8 +84,13 @@ class Optimizer:
         )
         self.loss_scale = LossScale() if precision == "fp16" else None
         self.accumulated = 0  # losses since the last change of the parameters
+        self._rate = value_at(self.learning_rate, Progress())
+        self._rate_tensor = (
+            torch.full((), self._rate, device=self.parameters[0].device) if self.rule.is_static else None
+        )
         self._is_small = sum(parameter.numel() for parameter in self.parameters) <= SMALL_MODEL_NUMBERS
         self._members = _members_by_module(list(named))
+        self._room = SegmentsByMembers()
 
     def step(self, loss: Tensor, progress: Progress | None = None) -> Metrics:
         """One gradient step (with `accumulate` > 1: a share of one; then metrics come with the last share).
@@ -87,24 +99,50 @@ class Optimizer:
         """
         if not loss.requires_grad:
             return {}
+        prepared = self.prepare(progress)
+        changed = self.apply(loss)
+        return {} if self.accumulated else prepared | changed
+
+    def prepare(self, progress: Progress | None = None) -> Metrics:
+        """Take the learning rate of this point of the run; the changes that follow use it. Its metric is a number."""
+        rate = value_at(self.learning_rate, progress or Progress())
+        if self._rate_tensor is not None and rate != self._rate:
+            self._rate_tensor.fill_(rate)  # a launch, not a copy: it waits for nothing
+        self._rate = rate
+        return {"learning_rate": rate}
+
+    def apply(self, loss: Tensor) -> Metrics:
+        """Backward and one change at the prepared learning rate. Every metric is a tensor."""
+        if not loss.requires_grad:
+            return {}
         if self.loss_scale is not None:
+            self._refuse_capture("precision fp16", "its loss scale must be read back. Write precision: bf16")
             loss = loss * self.loss_scale.value
         if self.accumulate > 1:
+            self._refuse_capture(
+                f"accumulate {self.accumulate}", "only every so many updates change anything. Write accumulate: 1"
+            )
             loss = loss * (1.0 / self.accumulate)
         torch.autograd.backward(loss)
         self.accumulated += 1
         if self.accumulated < self.accumulate:
             return {}
-        metrics = self._change_parameters(value_at(self.learning_rate, progress or Progress()))
+        metrics = self._change_parameters()
         self.accumulated = 0
         for parameter in self.parameters:
             parameter.grad = None
         return metrics
 
-    def _change_parameters(self, learning_rate: float) -> Metrics:
+    def _refuse_capture(self, setting: str, reason: str) -> None:
+        if is_capturing():
+            raise ConfigError(
+                f"optimizer {setting}: a CUDA graph repeats one update, but {reason}, or runtime.capture: false."
+            )
+
+    def _change_parameters(self) -> Metrics:
         everyone = [parameter.grad if parameter.requires_grad else None for parameter in self.parameters]
         gradients = self.world.mean([gradient for gradient in everyone if gradient is not None])
-        metrics: Metrics = {"learning_rate": learning_rate}
+        metrics: Metrics = {}
         if not gradients:
             return metrics  # everything is frozen
         if self.loss_scale is not None:
@@ -118,18 +156,26 @@ class Optimizer:
             clipped = [
                 parameter for parameter in self.parameters if parameter.requires_grad and parameter.grad is not None
             ]
-            clip_adaptively(clipped, gradients, self.adaptive_clip)
+            gradients = clip_adaptively(clipped, gradients, self.adaptive_clip, self._segments(clipped))
         divisor = None
         if self.max_grad_norm is not None:
             norm = grad_norm if self.adaptive_clip is None else self._norm(gradients)
             divisor = (norm / self.max_grad_norm).clamp_(min=1.0)
-        averaged = iter(gradients)
-        self.rule.apply([None if g is None else next(averaged) for g in everyone], learning_rate, divisor)
+        rate = self._rate if self._rate_tensor is None else self._rate_tensor
+        if len(gradients) < len(everyone):
+            present = iter(gradients)
+            self.rule.apply([None if gradient is None else next(present) for gradient in everyone], rate, divisor)
+        else:
+            self.rule.apply(gradients, rate, divisor)
         return metrics
+
+    def _segments(self, parameters: list[Tensor]) -> Segments | None:
+        """On a GPU: room to clip these gradients in a few launches."""
+        return self._room.of(parameters) if self.rule.is_static else None
 
     def _norm(self, gradients: list[Tensor]) -> Tensor:
         if self._is_small:
-            return torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+            return torch.linalg.vector_norm(torch._C._nn.flatten_dense_tensors(gradients))  # cat without 12 reshapes
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
     def _module_norms(self, everyone: list[Tensor | None]) -> Metrics:
@@ -187,12 +233,20 @@ class LossScale:
         self.value, self.accepted = float(state["value"]), int(state["accepted"])
 
 
-def clip_adaptively(parameters: list[Tensor], gradients: list[Tensor], clip: float) -> None:
-    """In place: each gradient's norm at most `clip` times its parameter's norm (AGC, one norm per tensor)."""
+def clip_adaptively(
+    parameters: list[Tensor], gradients: list[Tensor], clip: float, segments: Segments | None = None
+) -> list[Tensor]:
+    """Each gradient's norm at most `clip` times its parameter's norm (AGC, one norm per tensor); in place, or with
+    `segments` in there."""
     with torch.no_grad():
         sizes = torch.stack(torch._foreach_norm(parameters)).clamp_(min=SMALLEST_PARAMETER_NORM)
         norms = torch.stack(torch._foreach_norm(gradients)).clamp_(min=1e-6)
-        torch._foreach_mul_(gradients, list((sizes * clip / norms).clamp_(max=1.0).unbind()))
+        factors = (sizes * clip / norms).clamp_(max=1.0)
+        if segments is None:
+            torch._foreach_mul_(gradients, list(factors.unbind()))
+            return gradients
+        segments.take(gradients).mul_(segments.by_row(factors))
+        return segments.views
 
 
 def named_parameters(parameters: Parameters) -> dict[str, Tensor]:

@@ -1,14 +1,16 @@
-"""Where and how fast tensors are computed: device, precision, threads, compilation. Never what is computed."""
+"""Where and how fast tensors are computed: device, precision, threads, compilation, CUDA graphs. Never what is."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
+from rl_lab.training.capture import CapturedMethod, CudaGraphs, GraphBackend
 from rl_lab.types import Batch, ConfigError, did_you_mean
 
 PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -16,7 +18,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Runtime:
-    """One per run. `autocast()` wraps forward passes, `compile_methods` the pure methods a workflow names."""
+    """One per run. `autocast()` wraps forward passes; `compile_methods` and `capture_methods` take the pure methods
+    a workflow names."""
 
     def __init__(
         self,
@@ -24,6 +27,7 @@ class Runtime:
         device: str = "auto",
         precision: str = "fp32",
         compile: bool = False,
+        capture: bool | str = "auto",
         threads: int | str = "auto",
         deterministic: bool = True,
     ) -> None:
@@ -39,6 +43,9 @@ class Runtime:
             )
         self.precision = precision
         self.compiles = compile
+        self.graphs: GraphBackend | None = CudaGraphs(self.device) if self._captures(capture) else None
+        self._captured: list[CapturedMethod] = []
+        self._numbers: dict[str, tuple[float, Tensor]] = {}  # the newest value of each name, and its tensor
         self.threads = self._set_threads(threads)
         self.deterministic = deterministic
         self._set_determinism()
@@ -57,17 +64,55 @@ class Runtime:
     def compile_methods(self, owner: Any) -> None:
         """Compile the methods `owner.compiled` names, in place."""
         for name in owner.compiled:
-            if not callable(getattr(owner, name, None)):
-                raise ConfigError(
-                    f"{type(owner).__name__}.compiled names '{name}', which is not one of its methods."
-                    f"{did_you_mean(name, dir(owner))}"
-                )
+            method = _method_of(owner, "compiled", name)
             if self.compiles:
-                setattr(owner, name, self.compile(getattr(owner, name)))
+                setattr(owner, name, self.compile(method))
+
+    def capture_methods(self, owner: Any) -> None:
+        """Let the methods `owner.captured` names be replayed as CUDA graphs, in place; without a GPU they stay."""
+        for name in owner.captured:
+            method = _method_of(owner, "captured", name)
+            if self.graphs is not None:
+                place = f"{type(owner).__name__}.{name}"
+                captured = CapturedMethod(method, place=place, device=self.device, backend=self.graphs)
+                self._captured.append(captured)
+                setattr(owner, name, captured)
+
+    def forget_captures(self) -> None:
+        """Record anew from the next call on: what is frozen has changed, or a state was put back."""
+        if any(captured.recordings for captured in self._captured) and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a replay may still be running
+        for captured in self._captured:
+            captured.forget()
+
+    def numbers(self, values: Mapping[str, float]) -> Batch:
+        """Scalars of schedules as 0-dim tensors here, for captured methods; a value that stays is not sent again."""
+        for name, value in values.items():
+            if name not in self._numbers or self._numbers[name][0] != value:
+                self._numbers[name] = (value, torch.full((), value, dtype=torch.float32, device=self.device))
+        return {name: self._numbers[name][1] for name in values}
+
+    def remarks(self, owner: Any) -> list[str]:
+        """Sentences about settings that change nothing for this owner."""
+        if self.compiles and not owner.compiled:
+            return [f"runtime.compile is true, but {type(owner).__name__} names no methods to compile: nothing is."]
+        return []
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch on this device; tensors already there are not copied."""
         return {key: tensor.to(self.device, non_blocking=True) for key, tensor in batch.items()}
+
+    def _captures(self, capture: bool | str) -> bool:
+        if capture not in (True, False, "auto"):
+            raise ConfigError(
+                f"runtime capture: {capture!r}; allowed: auto, true, false. Write capture: auto (on for a GPU)."
+            )
+        if capture is True and self.precision == "fp16":
+            raise ConfigError(
+                "runtime capture: true does not go with precision fp16, whose loss scale is read back after every "
+                "update. Write precision: bf16, or capture: false."
+            )
+        return bool(capture) and self.device.type == "cuda" and self.precision != "fp16"
 
     def _set_threads(self, threads: int | str) -> int:
         """`auto` on CPU is one thread: small networks lose more to waking threads than they gain."""
@@ -95,6 +140,16 @@ class Runtime:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
             torch.backends.cudnn.deterministic = self.deterministic
             torch.backends.cudnn.benchmark = not self.deterministic
+
+
+def _method_of(owner: Any, listed: str, name: str) -> Callable[..., Any]:
+    method = getattr(owner, name, None)
+    if not callable(method):
+        raise ConfigError(
+            f"{type(owner).__name__}.{listed} names '{name}', which is not one of its methods."
+            f"{did_you_mean(name, dir(owner))}"
+        )
+    return method
 
 
 def resolve_device(device: str) -> torch.device:

@@ -28,25 +28,34 @@ class TargetNetwork(nn.Module):
         self.rate = rate
         self.every = every
         self.calls = 0
+        self._followed: _Followed | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What the copy says."""
         return self.module(*inputs, **named)
 
-    @torch.no_grad()
+    def requires_grad_(self, requires_grad: bool = True) -> TargetNetwork:
+        """A copy learns nothing, whatever a phase freezes or thaws."""
+        return self
+
     def follow(self, module: nn.Module) -> None:
         """Every `every`-th call, move towards `module` by `rate`; buffers are copied."""
         self.calls += 1
-        if self.calls % self.every != 0:
-            return
-        ours: list[Tensor] = list(self.module.parameters())
-        theirs: list[Tensor] = list(module.parameters())
+        if self.calls % self.every == 0:
+            self.move_towards(module)
+
+    @torch.no_grad()
+    def move_towards(self, module: nn.Module) -> None:
+        """One move by `rate`, uncounted: nothing but tensors changes, so that a captured update may contain it."""
+        if self._followed is None or self._followed.module is not module:
+            self._followed = _Followed(self.module, module)
+        pairs = self._followed
         if self.rate == 1.0:
-            torch._foreach_copy_(ours, theirs)
+            torch._foreach_copy_(pairs.parameters, pairs.their_parameters)
         else:
-            torch._foreach_lerp_(ours, theirs, self.rate)
-        for mine, other in zip(self.module.buffers(), module.buffers(), strict=True):
-            mine.copy_(other)
+            torch._foreach_lerp_(pairs.parameters, pairs.their_parameters, self.rate)
+        if pairs.buffers:
+            torch._foreach_copy_(pairs.buffers, pairs.their_buffers)
 
     def get_extra_state(self) -> Tensor:
         """The count of calls travels in the state_dict, so that `every` survives a resume."""
@@ -54,3 +63,13 @@ class TargetNetwork(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.calls = int(state)
+
+
+class _Followed:
+    """The tensors of a copy and of its model side by side; walking the modules takes longer than moving them."""
+
+    def __init__(self, copied: nn.Module, module: nn.Module) -> None:
+        self.module = module
+        self.parameters: list[Tensor] = list(copied.parameters())
+        self.their_parameters: list[Tensor] = list(module.parameters())
+        self.buffers, self.their_buffers = list(copied.buffers()), list(module.buffers())

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rl_lab.training.segments import SegmentsByMembers
 from rl_lab.types import RunError, StateTree, did_you_mean
 
 
@@ -20,6 +21,9 @@ class UpdateRule:
 
     A parameter without a gradient (frozen, or not part of this loss) is left alone and its count does not move,
     so that bias corrections stay right when it thaws.
+
+    On a GPU a rule is static: counts and learning rate live in tensors there, and no Python number differs between
+    two changes, so that a CUDA graph can replay one. On CPUs Python counts, which is faster and exact.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
@@ -32,6 +36,7 @@ class UpdateRule:
         betas: tuple[float, float],
         weight_decay: float,
         momentum: float,
+        is_static: bool | None = None,
     ) -> None:
         self.names = list(parameters)
         self.parameters = list(parameters.values())
@@ -39,42 +44,68 @@ class UpdateRule:
         self.betas = betas
         self.weight_decay = weight_decay
         self.momentum = momentum
-        self.counts = [0] * len(self.names)
+        self.is_static = self.parameters[0].device.type == "cuda" if is_static is None else is_static
+        self._counts = [0] * len(self.names)
+        self._count_tensors: list[Tensor] = []  # static: one number each, all in one vector
+        self._room = SegmentsByMembers()  # static: for rules that scale each tensor by a number of its own
         with torch.no_grad():
+            if self.is_static:
+                self._count_tensors = list(torch.zeros(len(self.names), device=self.parameters[0].device).unbind())
             self.state = {slot: [torch.zeros_like(p) for p in self.parameters] for slot in self.slots}
 
-    def apply(self, gradients: Sequence[Tensor | None], learning_rate: float, divisor: Tensor | None = None) -> None:
-        """Change every parameter that has a gradient, once. Gradients count divided by `divisor` (a scalar)."""
-        counts = self.counts
-        everyone = counts.count(counts[0]) == len(counts) and all(gradient is not None for gradient in gradients)
-        with torch.no_grad():
-            if everyone:
-                self.counts = [counts[0] + 1] * len(counts)
-                self.change(self.parameters, gradients, self.state, self.counts[0], learning_rate, divisor)  # type: ignore[arg-type]
-            else:
-                self._apply_by_count(gradients, learning_rate, divisor)
+    @property
+    def counts(self) -> list[int]:
+        """How often each parameter was changed; with static counts, it waits for the device."""
+        return [int(count) for count in torch.stack(self._count_tensors).tolist()] if self.is_static else self._counts
 
-    def _apply_by_count(self, gradients: Sequence[Tensor | None], learning_rate: float, divisor: Tensor | None) -> None:
-        members_by_count: dict[int, list[int]] = {}
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                self.counts[index] += 1
-                members_by_count.setdefault(self.counts[index], []).append(index)
-        for count, members in members_by_count.items():
-            state = {slot: [tensors[index] for index in members] for slot, tensors in self.state.items()}
-            chosen = [gradient for index in members if (gradient := gradients[index]) is not None]
-            self.change([self.parameters[index] for index in members], chosen, state, count, learning_rate, divisor)
+    def apply(
+        self, gradients: Sequence[Tensor | None], learning_rate: float | Tensor, divisor: Tensor | None = None
+    ) -> None:
+        """Change every parameter that has a gradient, once. Gradients count divided by `divisor` (a scalar)."""
+        counts = self._counts
+        with torch.no_grad():
+            if self.is_static:
+                members = [index for index, gradient in enumerate(gradients) if gradient is not None]
+                moved = [self._count_tensors[index] for index in members]
+                torch._foreach_add_(moved, 1.0)
+                self._change_members(members, gradients, moved, learning_rate, divisor)
+            elif counts.count(counts[0]) == len(counts) and not [1 for gradient in gradients if gradient is None]:
+                self._counts = [counts[0] + 1] * len(counts)
+                self.change(self.parameters, gradients, self.state, self._counts[0], learning_rate, divisor)  # type: ignore[arg-type]
+            else:
+                members_by_count: dict[int, list[int]] = {}
+                for index, gradient in enumerate(gradients):
+                    if gradient is not None:
+                        counts[index] += 1
+                        members_by_count.setdefault(counts[index], []).append(index)
+                for count, members in members_by_count.items():
+                    self._change_members(members, gradients, count, learning_rate, divisor)
+
+    def _change_members(
+        self,
+        members: list[int],
+        gradients: Sequence[Tensor | None],
+        count: int | list[Tensor],
+        learning_rate: float | Tensor,
+        divisor: Tensor | None,
+    ) -> None:
+        state = {slot: [tensors[index] for index in members] for slot, tensors in self.state.items()}
+        chosen = [gradient for index in members if (gradient := gradients[index]) is not None]
+        self.change([self.parameters[index] for index in members], chosen, state, count, learning_rate, divisor)
 
     def change(
         self,
         parameters: list[Tensor],
         gradients: list[Tensor],
         state: dict[str, list[Tensor]],
-        count: int,
-        learning_rate: float,
+        count: int | list[Tensor],
+        learning_rate: float | Tensor,
         divisor: Tensor | None,
     ) -> None:
-        """In place, the `count`-th change of these parameters. Gradients may be used as scratch space."""
+        """In place, the `count`-th change of these parameters. Gradients may be used as scratch space.
+
+        A static rule gets one count per parameter and the learning rate as tensors.
+        """
         raise NotImplementedError
 
     def get_state(self) -> StateTree:
@@ -92,8 +123,10 @@ class UpdateRule:
             for name in [name for name in theirs if name not in ours] + [name for name in ours if name not in theirs]:
                 side = "only in the checkpoint" if name in theirs else "missing from the checkpoint"
                 raise RunError(f"optimizer {place}: '{name}' is {side}.{did_you_mean(name, set(theirs) ^ set(ours))}")
-        self.counts = [int(state["counts"][name]) for name in self.names]
+        self._counts = [int(state["counts"][name]) for name in self.names]
         with torch.no_grad():
+            for count_tensor, count in zip(self._count_tensors, self._counts, strict=False):  # none unless static
+                count_tensor.fill_(count)
             for slot, tensors in self.state.items():
                 for name, tensor in zip(self.names, tensors, strict=True):
                     tensor.copy_(torch.as_tensor(state["slots"][slot][name]))
@@ -113,8 +146,16 @@ class Adam(UpdateRule):
         betas: tuple[float, float],
         weight_decay: float,
         momentum: float,
+        is_static: bool | None = None,
     ) -> None:
-        super().__init__(parameters, epsilon=epsilon, betas=betas, weight_decay=weight_decay, momentum=momentum)
+        super().__init__(
+            parameters,
+            epsilon=epsilon,
+            betas=betas,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            is_static=is_static,
+        )
         self._count_tensor = torch.zeros((), device=self.parameters[0].device)  # the kernel wants it on its device
 
     def change(
@@ -122,8 +163,8 @@ class Adam(UpdateRule):
         parameters: list[Tensor],
         gradients: list[Tensor],
         state: dict[str, list[Tensor]],
-        count: int,
-        learning_rate: float,
+        count: int | list[Tensor],
+        learning_rate: float | Tensor,
         divisor: Tensor | None,
     ) -> None:
         self.kernel(
@@ -132,7 +173,7 @@ class Adam(UpdateRule):
             state["mean"],
             state["mean_square"],
             [],
-            [self._count_tensor.fill_(count)] * len(parameters),
+            count if isinstance(count, list) else [self._count_tensor.fill_(count)] * len(parameters),
             lr=learning_rate,  # type: ignore[arg-type]
             beta1=self.betas[0],
             beta2=self.betas[1],
@@ -160,8 +201,8 @@ class RMSprop(UpdateRule):
         parameters: list[Tensor],
         gradients: list[Tensor],
         state: dict[str, list[Tensor]],
-        count: int,
-        learning_rate: float,
+        count: int | list[Tensor],
+        learning_rate: float | Tensor,
         divisor: Tensor | None,
     ) -> None:
         if divisor is not None:
@@ -176,7 +217,9 @@ class RMSprop(UpdateRule):
         if self.momentum:
             torch._foreach_mul_(state["velocity"], self.momentum)
             torch._foreach_addcdiv_(state["velocity"], gradients, spread)
-            torch._foreach_add_(parameters, state["velocity"], alpha=-learning_rate)
+            descend(parameters, state["velocity"], learning_rate)
+        elif isinstance(learning_rate, Tensor):
+            descend(parameters, list(torch._foreach_div(gradients, spread)), learning_rate)
         else:
             torch._foreach_addcdiv_(parameters, gradients, spread, value=-learning_rate)
 
@@ -191,8 +234,8 @@ class SGD(UpdateRule):
         parameters: list[Tensor],
         gradients: list[Tensor],
         state: dict[str, list[Tensor]],
-        count: int,
-        learning_rate: float,
+        count: int | list[Tensor],
+        learning_rate: float | Tensor,
         divisor: Tensor | None,
     ) -> None:
         if divisor is not None:
@@ -203,4 +246,12 @@ class SGD(UpdateRule):
             torch._foreach_mul_(state["velocity"], self.momentum)
             torch._foreach_add_(state["velocity"], gradients)
             gradients = state["velocity"]
-        torch._foreach_add_(parameters, gradients, alpha=-learning_rate)
+        descend(parameters, gradients, learning_rate)
+
+
+def descend(parameters: list[Tensor], changes: list[Tensor], learning_rate: float | Tensor) -> None:
+    """In place: parameters less learning_rate times changes."""
+    if isinstance(learning_rate, Tensor):
+        torch._foreach_sub_(parameters, torch._foreach_mul(changes, learning_rate))
+    else:
+        torch._foreach_add_(parameters, changes, alpha=-learning_rate)

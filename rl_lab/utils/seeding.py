@@ -9,7 +9,14 @@ import numpy as np
 import torch
 
 # Streams never overlap: each use of the run's seed draws from its own child of one SeedSequence.
-STREAMS = {"process": 0, "train_environment": 1, "eval_environment": 2, "play_environment": 3}
+STREAMS = {
+    "process": 0,
+    "train_environment": 1,
+    "eval_environment": 2,
+    "play_environment": 3,
+    "buffer": 4,
+    "dataset_environment": 5,
+}
 
 
 def stream_seed(seed: int, stream: str, index: int = 0) -> int:

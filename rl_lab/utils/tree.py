@@ -74,6 +74,6 @@ def equal(left: Any, right: Any) -> bool:
 
 def _same_bits(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor | np.ndarray) or isinstance(right, torch.Tensor | np.ndarray):
-        a, b = np.asarray(left), np.asarray(right)
+        a, b = (np.asarray(each.cpu() if isinstance(each, torch.Tensor) else each) for each in (left, right))
         return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
     return bool(left == right or (left != left and right != right))

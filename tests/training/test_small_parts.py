@@ -1,4 +1,4 @@
-"""Target network, world, debug."""
+"""Target network, segments, world, debug."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from rl_lab.training.debug import first_non_finite
+from rl_lab.training.segments import Segments, SegmentsByMembers
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.training.world import World
 from rl_lab.types import ConfigError
@@ -58,10 +59,39 @@ def test_the_count_of_a_target_survives_a_save() -> None:
     assert weight(restored) == 4.0
 
 
+def test_a_target_follows_whichever_module_it_is_given() -> None:
+    target = TargetNetwork(constant(0.0), rate=0.5)
+    for online, expected in ((constant(4.0), 2.0), (constant(8.0), 5.0)):
+        target.follow(online)
+        assert weight(target) == expected
+        assert target.module.seen.item() == online.seen.item()
+    restored = TargetNetwork(constant(0.0), rate=0.5)
+    restored.load_state_dict(target.state_dict())  # the pairs remembered for speed are no part of the state
+    restored.follow(constant(7.0))
+    assert weight(restored) == 6.0
+
+
 @pytest.mark.parametrize(("rate", "every"), [(0.0, 1), (1.5, 1), (0.5, 0)])
 def test_impossible_targets_are_refused(rate: float, every: int) -> None:
     with pytest.raises(ConfigError, match=rf"rate is {rate} and every is {every}; allowed is 0 < rate <= 1"):
         TargetNetwork(constant(0.0), rate=rate, every=every)
+
+
+def test_segments_scale_each_tensor_by_its_own_number() -> None:
+    tensors = [torch.randn(shape) for shape in ((3, 50), (), (64,), (2, 2, 2))]  # 3 rows, then 1 each
+    segments = Segments(tensors)
+    block = segments.take(tensors)
+    assert block.shape == (6, 64)
+    block.mul_(segments.by_row(torch.tensor([2.0, 3.0, 5.0, 7.0])))
+    for view, tensor, factor in zip(segments.views, tensors, (2.0, 3.0, 5.0, 7.0), strict=True):
+        assert torch.equal(view, tensor * factor)
+    assert segments.owner_of_row.tolist() == [0, 0, 0, 1, 2, 3]
+
+
+def test_scratch_space_is_made_once_per_set_of_tensors() -> None:
+    rooms, tensors = SegmentsByMembers(), [torch.ones(2), torch.ones(3)]
+    assert rooms.of(tensors) is rooms.of(list(tensors))
+    assert rooms.of(tensors[:1]) is not rooms.of(tensors)
 
 
 def test_a_world_of_one_agrees_with_itself() -> None:

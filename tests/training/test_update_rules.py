@@ -56,17 +56,22 @@ def named(values: list[Tensor]) -> dict[str, Tensor]:
         ),
     ],
 )
+@pytest.mark.parametrize("is_static", [False, True])
 def test_rules_agree_with_torch(
-    rule: type[UpdateRule], settings: dict[str, Any], reference: Callable[[list[Tensor]], torch.optim.Optimizer]
+    rule: type[UpdateRule],
+    settings: dict[str, Any],
+    reference: Callable[[list[Tensor]], torch.optim.Optimizer],
+    is_static: bool,
 ) -> None:
     ours, theirs = tensors(0), [tensor.clone() for tensor in tensors(0)]
-    update, optimizer = rule(named(ours), **{**SETTINGS, **settings}), reference(theirs)
+    update, optimizer = rule(named(ours), **{**SETTINGS, **settings}, is_static=is_static), reference(theirs)
+    rate = torch.tensor(0.01) if is_static else 0.01
     for count in range(6):
         gradients = tensors(100 + count)
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient / 2.0
         optimizer.step()
-        update.apply([gradient.clone() for gradient in gradients], 0.01, torch.tensor(2.0))
+        update.apply([gradient.clone() for gradient in gradients], rate, torch.tensor(2.0))
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
@@ -84,11 +89,13 @@ def test_adam_follows_gradients_whose_memory_is_laid_out_channels_last() -> None
     torch.testing.assert_close(weight, other)
 
 
+@pytest.mark.parametrize("is_static", [False, True])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_laprop_equals_its_definition(weight_decay: float) -> None:
+def test_laprop_equals_its_definition(weight_decay: float, is_static: bool) -> None:
     beta1, beta2, rate = 0.9, 0.99, 0.02
     ours = tensors(0)
-    update = LaProp(named(ours), epsilon=1e-8, betas=(beta1, beta2), weight_decay=weight_decay, momentum=0.0)
+    settings: dict[str, Any] = {"epsilon": 1e-8, "weight_decay": weight_decay, "momentum": 0.0}
+    update = LaProp(named(ours), betas=(beta1, beta2), is_static=is_static, **settings)
     expected = [tensor.double().numpy().copy() for tensor in tensors(0)]
     mean, square = [np.zeros_like(p) for p in expected], [np.zeros_like(p) for p in expected]
     for count in range(1, 9):
@@ -99,7 +106,8 @@ def test_laprop_equals_its_definition(weight_decay: float) -> None:
             unit = g / (np.sqrt(square[i] / (1 - beta2**count)) + 1e-8)
             mean[i] = beta1 * mean[i] + (1 - beta1) * unit
             expected[i] = expected[i] * (1 - rate * weight_decay) - rate * mean[i] / (1 - beta1**count)
-        update.apply([gradient.clone() for gradient in gradients], rate, torch.tensor(4.0))
+        told = torch.tensor(rate) if is_static else rate
+        update.apply([gradient.clone() for gradient in gradients], told, torch.tensor(4.0))
     for mine, reference in zip(ours, expected, strict=True):
         np.testing.assert_allclose(mine.numpy(), reference, rtol=1e-5, atol=1e-6)
 
@@ -111,30 +119,34 @@ def test_laprops_first_change_is_the_learning_rate() -> None:
     torch.testing.assert_close(parameter, torch.tensor([-0.25, 0.25]))
 
 
+@pytest.mark.parametrize("is_static", [False, True])
 @pytest.mark.parametrize("rule", [Adam, LaProp, RMSprop, SGD])
-def test_a_parameter_without_gradient_waits_and_its_count_with_it(rule: type[UpdateRule]) -> None:
+def test_a_parameter_without_gradient_waits_and_its_count_with_it(rule: type[UpdateRule], is_static: bool) -> None:
     together, alone = tensors(0), tensors(0)
-    paused, single = rule(named(together), **SETTINGS), rule({"p0": alone[0]}, **SETTINGS)
+    rate = torch.tensor(0.01) if is_static else 0.01
+    paused, single = (rule(p, **SETTINGS, is_static=is_static) for p in (named(together), {"p0": alone[0]}))
     for count in range(4):
         gradient = tensors(100 + count)
-        paused.apply([gradient[0].clone() if count != 1 else None, *(g.clone() for g in gradient[1:])], 0.01)
+        paused.apply([gradient[0].clone() if count != 1 else None, *(g.clone() for g in gradient[1:])], rate)
         if count != 1:
-            single.apply([gradient[0].clone()], 0.01)
+            single.apply([gradient[0].clone()], rate)
     assert paused.counts == [3, 4, 4, 4]
     assert torch.equal(together[0], alone[0])
 
 
+@pytest.mark.parametrize("is_static", [False, True])
 @pytest.mark.parametrize("rule", [Adam, AdamW, LaProp, RMSprop, SGD])
-def test_a_restored_rule_goes_on_bit_for_bit(rule: type[UpdateRule]) -> None:
-    settings = {**SETTINGS, "momentum": 0.5}
+def test_a_restored_rule_goes_on_bit_for_bit(rule: type[UpdateRule], is_static: bool) -> None:
+    settings = {**SETTINGS, "momentum": 0.5, "is_static": is_static}
+    rate = torch.tensor(0.01) if is_static else 0.01
     ours = tensors(0)
     update = rule(named(ours), **settings)
-    update.apply(tensors(1), 0.01)
+    update.apply(tensors(1), rate)
     twins = [tensor.clone() for tensor in ours]
     twin = rule(named(twins), **settings)
     twin.set_state(tree.map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, update.get_state()))
     for one in (update, twin):
-        one.apply(tensors(2), 0.01)
+        one.apply(tensors(2), rate)
     assert all(torch.equal(a, b) for a, b in zip(ours, twins, strict=True))
     assert tree.equal(update.get_state(), twin.get_state())
 

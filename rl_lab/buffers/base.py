@@ -11,7 +11,10 @@ class Buffer(Protocol):
     """Rows in, batches out. Rows follow the one data convention (docs/time_steps.md)."""
 
     def add(self, row: Batch) -> None:
-        """Store one answered row of N environments: observation keys, flags, reward, action, extras `[N, ...]`."""
+        """Store one answered row of N environments: observation keys, flags, reward, action, extras `[N, ...]`.
+
+        The row is given away: a buffer may copy it later, so nobody writes into its tensors any more.
+        """
         ...
 
     def set_pending(self, row: Batch) -> None:
@@ -28,6 +31,14 @@ class Buffer(Protocol):
 
     def sample(self) -> Batch:
         """A batch `[B, T, ...]` of consecutive rows."""
+        ...
+
+    def learned(self, batch: Batch) -> None:
+        """A batch this buffer gave has been through every hook, which may have noted things in it.
+
+        Prioritised replay takes its `priority` from there, sequence replay the latents to write back; who needs
+        nothing does nothing.
+        """
         ...
 
     def get_state(self) -> StateTree: ...

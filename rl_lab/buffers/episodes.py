@@ -60,6 +60,9 @@ class EpisodeBuffer:
         longest = max(len(episode["reward"]) for episode in episodes)
         return {key: torch.stack([_padded(episode[key], key, longest) for episode in episodes]) for key in episodes[0]}
 
+    def learned(self, batch: Batch) -> None:
+        """Each episode is used once: nothing that learning found out is needed again."""
+
     def _allocate(self, row: Batch) -> None:
         """A phase whose policy keeps other extras starts anew: its rows do not mix with older ones."""
         self._storage = {

@@ -6,15 +6,19 @@ a slot nobody has written, or a row whose sequence would cross the write head.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import isfinite
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.replay import ReplayBuffer, to_batch
+from rl_lab.buffers.replay import ReplayBuffer, split
 from rl_lab.buffers.rows import as_array
 from rl_lab.types import Batch, ConfigError, EnvSpec, StateTree
 
-_FAN_OUT = 16  # children of a node: few numpy calls per level, and little summed in vain
+_FAN_OUT = 16  # children of a node: few numpy calls per level, and little summed in vain; `_count` relies on it
+_JUST_BELOW_1 = float(np.nextafter(1.0, 0.0))
 _WIDEST_TOP = 4096  # nodes that one cumulative sum covers faster than another level would
 
 
@@ -50,21 +54,22 @@ class SumTree:
 
     def find(self, fraction: np.ndarray) -> np.ndarray:
         """The leaves at these fractions, 0 up to 1, of the whole mass; never one without mass."""
-        top = self._levels[-1].cumsum()
+        top = _cumulative(self._levels[-1])
         assert top[-1] > 0, "nothing to draw: every priority is 0"
         rest = np.minimum(fraction * top[-1], np.nextafter(top[-1], 0))
         node = top.searchsorted(rest, side="right")
-        before = np.where(node > 0, top[node - 1], 0.0)
-        each = np.arange(len(rest))
+        rest -= top[node] - self._levels[-1][node]
+        first = np.arange(0, len(rest) * _FAN_OUT, _FAN_OUT)
         for below in reversed(self._levels[:-1]):
-            blocks = torch.from_numpy(below.reshape(-1, _FAN_OUT).take(node, axis=0))
-            cumulative = blocks.cumsum(dim=1).numpy()  # a third of numpy's time on short rows
+            blocks = below.reshape(-1, _FAN_OUT).take(node, axis=0)
+            cumulative = _cumulative(blocks)
             # Rounding may leave a rest beside its block: pulled inside, it meets a child that has mass.
-            rest = np.maximum(np.minimum(rest - before, np.nextafter(cumulative[:, -1], 0)), 0.0)
-            child = (cumulative > rest[:, None]).argmax(axis=1)
+            rest = np.maximum(np.minimum(rest, cumulative[:, -1] * _JUST_BELOW_1), 0.0)
+            child = _count(cumulative <= rest[:, None])
             node = node * _FAN_OUT + child
             if below is not self._levels[0]:
-                before = np.where(child > 0, cumulative[each, child - 1], 0.0)
+                flat = first + child
+                rest -= cumulative.ravel().take(flat) - blocks.ravel().take(flat)
         return node
 
     def rebuild(self, leaves: np.ndarray) -> None:
@@ -77,6 +82,17 @@ class SumTree:
 def _sums(blocks: np.ndarray) -> np.ndarray:
     """Row by row in one order, however many rows there are; half of `sum`'s time on short rows."""
     return np.einsum("nk->n", blocks)
+
+
+def _cumulative(blocks: np.ndarray) -> np.ndarray:
+    """Along the last axis; a third of numpy's time."""
+    return torch.from_numpy(blocks).cumsum(dim=-1).numpy()
+
+
+def _count(is_true: np.ndarray) -> np.ndarray:
+    """How many of each 16 are true: eight flags at once are the bits of one number, a third of a search's time."""
+    halves = np.bitwise_count(is_true.view(np.uint64))
+    return halves[:, 0].astype(np.int64) + halves[:, 1]
 
 
 def _padded(count: int) -> int:
@@ -97,36 +113,36 @@ class StartPriorities:
         self.largest = 1.0  # of all stored priorities so far: what a new start gets, so that each is seen soon
         self._first_leaves = np.arange(num_envs) * slots_per_env
 
-    def row_stored(self, time: int, *, sequence_length: int, is_last: np.ndarray | None = None) -> None:
-        """A row has taken its slot: what started there is gone, and the sequence that ends in it is complete.
+    def rows_stored(self, times: range, *, starts: range, is_last: np.ndarray | None = None) -> None:
+        """Rows have taken their slots: what started there is gone, and the sequences from `starts` are complete.
 
         `is_last [N, C]` says where no sequence may start; without it, one may start anywhere.
         """
-        self.tree.set(self._first_leaves + time % self.slots_per_env, 0.0)
-        start = time - sequence_length + 1
-        if start >= 0:
-            slot = start % self.slots_per_env
-            opened = self.largest if is_last is None else np.where(is_last[:, slot], 0.0, self.largest)
-            self.tree.set(self._first_leaves + slot, opened)
+        stored = np.arange(times.start, times.stop) % self.slots_per_env
+        opened = np.arange(starts.start, starts.stop) % self.slots_per_env
+        mass = np.zeros((len(self._first_leaves), len(stored) + len(opened)))
+        mass[:, len(stored) :] = self.largest if is_last is None else np.where(is_last[:, opened], 0.0, self.largest)
+        leaves = self._first_leaves[:, None] + np.concatenate([stored, opened])
+        self.tree.set(leaves.ravel(), mass.ravel())
 
     def draw(self, fraction: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Environments and slots at these fractions of the whole priority."""
-        return np.divmod(self.tree.find(fraction), self.slots_per_env)
+        return split(self.tree.find(fraction), self.slots_per_env)
 
-    def masses(self, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        return self.tree.leaves[env_index * self.slots_per_env + slot]
-
-    def update(self, env_index: np.ndarray, slot: np.ndarray, is_there: np.ndarray, priority: np.ndarray) -> None:
-        """New priorities of starts; what is no start any more is passed over."""
-        assert np.isfinite(priority).all(), "a priority is not finite"
-        leaf = env_index * self.slots_per_env + slot
+    def update(self, leaf: np.ndarray, is_there: np.ndarray | None, priority: np.ndarray) -> None:
+        """New priorities of starts; what is no start any more is passed over. `is_there` None: all of them are."""
         stored = (np.abs(priority.astype(np.float64)) + self.epsilon) ** self.alpha
-        is_start = is_there & (self.tree.leaves[leaf] > 0)
-        if not is_start.all():
+        assert isfinite(stored.sum()), "a priority is not finite"
+        if is_there is not None:
+            is_start = is_there & (self.tree.leaves.take(leaf) > 0)
             leaf, stored = leaf[is_start], stored[is_start]
         if len(leaf):
             self.tree.set(leaf, stored)
             self.largest = max(self.largest, float(stored.max()))
+
+    def clear(self) -> None:
+        self.tree.rebuild(np.zeros(self.tree.size))
+        self.largest = 1.0
 
     def get_state(self) -> StateTree:
         return {"leaves": self.tree.leaves.copy(), "largest": self.largest}
@@ -136,58 +152,80 @@ class StartPriorities:
         self.largest = state["largest"]
 
 
+def noted_priority(batch: Batch) -> Tensor:
+    """The priorities `[B]` that learning noted in a batch."""
+    if "priority" not in batch:
+        raise ConfigError(
+            "Replay: the batch came back without batch['priority'], so that nothing tells what was surprising: this "
+            "workflow does not give priorities. Draw uniformly (buffer rl_lab.buffers.replay.ReplayBuffer, or "
+            "priority: 0.0 of a sequence replay), or let an update hook set batch['priority'] to the size of each "
+            "start's error, [B]."
+        )
+    return batch["priority"]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """Adds `batch["index"]` and `batch["weight"]` `[B]`; give `index` back to `update_priorities` after learning.
+    """Adds `batch["index"]` and `batch["weight"]` `[B]`; learning notes each start's error as `batch["priority"]`.
 
     Weights undo the preference for surprising starts as far as `beta` says (1: wholly) and are at most 1 in a batch.
     """
 
-    def __init__(
-        self,
-        *,
-        num_envs: int,
-        capacity_rows: int = 1_000_000,
-        batch_size: int = 256,
-        sequence_length: int = 2,
-        minimum_rows: int = 1,
-        alpha: float = 0.6,
-        beta: float = 0.4,
-        epsilon: float = 1e-6,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            num_envs=num_envs,
-            capacity_rows=capacity_rows,
-            batch_size=batch_size,
-            sequence_length=sequence_length,
-            minimum_rows=minimum_rows,
-            seed=seed,
-        )
-        if not 0.0 <= beta <= 1.0:
-            raise ConfigError(f"Replay: beta is {beta}; allowed is 0 (no correction) to 1 (whole). Write beta: 0.4.")
-        self.beta = beta
+    alpha: float = 0.6
+    beta: float = 0.4
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.beta <= 1.0:
+            raise ConfigError(
+                f"Replay: beta is {self.beta}; allowed is 0 (no correction) to 1 (whole). Write beta: 0.4."
+            )
+        self._strata = np.arange(self.batch_size)
+        self._drawn: tuple[Tensor | None, np.ndarray, int] = (None, self._strata, 0)  # the last batch: index and leaves
         self._priorities = StartPriorities(
-            num_envs=num_envs, slots_per_env=self.slots_per_env, alpha=alpha, epsilon=epsilon
+            num_envs=self.num_envs, slots_per_env=self.slots_per_env, alpha=self.alpha, epsilon=self.epsilon
         )
 
-    def _row_stored(self, time: int) -> None:
-        is_last = self._ring.view("is_last")
-        self._priorities.row_stored(time, sequence_length=self.sequence_length, is_last=is_last)
+    def _rows_stored(self, begin: int, end: int) -> None:
+        starts = self._completed_by(begin, end)
+        self._priorities.rows_stored(range(begin, end), starts=starts, is_last=self._ring.view("is_last"))
+
+    def _rows_forgotten(self, begin: int, end: int) -> None:
+        self._priorities.rows_stored(range(begin, end), starts=range(0))
 
     def sample(self) -> Batch:
         """B starts, one from each B-th of the whole priority, and T consecutive rows from each."""
+        self._store_waiting()
         assert self._num_starts > 0, "too few rows to sample"
-        fraction = (np.arange(self.batch_size) + self._random.random(self.batch_size)) / self.batch_size
-        env_index, slot = self._priorities.draw(fraction)
-        batch = to_batch(self._ring.read(env_index, slot, self.sequence_length))
-        mass = self._priorities.masses(env_index, slot)
+        fraction = (self._strata + self._random.random(self.batch_size)) / self.batch_size
+        leaf = self._priorities.tree.find(fraction)
+        env_index, slot = split(leaf, self.slots_per_env)
+        batch = self._read(env_index, slot, self.sequence_length)
+        mass = self._priorities.tree.leaves.take(leaf)
         batch["index"] = self._index_of(env_index, self._time_at(slot))
-        batch["weight"] = torch.from_numpy(((mass.min() / mass) ** self.beta).astype(np.float32))
+        batch["weight"] = torch.from_numpy((mass.min() / mass).astype(np.float32) ** np.float32(self.beta))
+        self._drawn = (batch["index"], leaf, self._booked)
         return batch
+
+    def learned(self, batch: Batch) -> None:
+        """Take over the priorities that learning noted in the batch."""
+        self.update_priorities(batch["index"], noted_priority(batch))
+
+    def clear(self) -> None:
+        super().clear()
+        self._priorities.clear()
+        self._drawn = (None, self._strata, 0)
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         """Set the priorities of a batch's starts; rows that have been overwritten since are passed over."""
-        self._priorities.update(*self._places_of(index), as_array(priority.detach().float()))
+        self._store_waiting()
+        drawn, leaf, booked = self._drawn
+        is_there: np.ndarray | None = None
+        if drawn is not index or booked != self._booked:  # not the last batch, or rows have been overwritten since
+            env_index, slot, is_there = self._places_of(index)
+            leaf = env_index * self.slots_per_env + slot
+        self._priorities.update(leaf, is_there, as_array(priority.detach().float()))
 
     def memory_bytes(self, spec: EnvSpec, *, extra_bytes_per_row: int = 0) -> int:
         rows = super().memory_bytes(spec, extra_bytes_per_row=extra_bytes_per_row)
@@ -199,3 +237,4 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def set_state(self, state: StateTree) -> None:
         super().set_state(state)
         self._priorities.set_state(state["priorities"])
+        self._drawn = (None, self._strata, 0)

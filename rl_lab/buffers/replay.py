@@ -12,92 +12,216 @@ T = n + 1. A start is never an is_last row: nothing was decided there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.rows import Arrays, RowRing, as_array, row_bytes
-from rl_lab.types import Batch, ConfigError, EnvSpec, StateTree
+from rl_lab.buffers.archive import Ring, RingArchive
+from rl_lab.buffers.compressed import CompressedRing, frame_bytes
+from rl_lab.buffers.disk import DiskArchive, DiskRing
+from rl_lab.buffers.row_log import NamedFile, missing_log
+from rl_lab.buffers.rows import DeviceRing, RowRing, as_array, row_bytes
+from rl_lab.types import Batch, ConfigError, EnvSpec, StateTree, did_you_mean
 
+_CPU = torch.device("cpu")
+STORAGES = ("cpu", "pinned", "gpu", "disk")
+_MOST_WAITING_ROWS, _MOST_WAITING_BYTES = 128, 2**20
 _STARTS_LOOKED_AT = 16  # by ready(): as many consecutive ends are no environment's rows
 
 
-class ReplayBuffer:
-    """A ring of `capacity_rows // num_envs` slots per environment, allocated at the first row and never again."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class Replay:
+    """A ring of `capacity_rows // num_envs` slots per environment, allocated at the first row and never again.
 
-    starts_at_ends = False  # whether an is_last row may begin a batch's sequence
+    The fields are the settings of every kind of replay; a kind adds its own, and its rule of drawing.
+    """
 
-    def __init__(
-        self,
-        *,
-        num_envs: int,
-        capacity_rows: int = 1_000_000,
-        batch_size: int = 256,
-        sequence_length: int = 2,
-        minimum_rows: int = 1,
-        seed: int = 0,
-    ) -> None:
-        for name, value, least in (("batch_size", batch_size, 1), ("sequence_length", sequence_length, 2)):
-            if value < least:
-                raise ConfigError(f"Replay: {name} is {value}; write a whole number of at least {least}.")
-        slots = capacity_rows // num_envs
-        if slots < sequence_length:
+    num_envs: int
+    capacity_rows: int = 1_000_000
+    batch_size: int = 256
+    minimum_rows: int = 1
+    storage: str = "cpu"
+    compress_frames: float | None = None  # of their raw size that compressed image frames may take; None: as they are
+    seed: int = 0
+    device: torch.device = _CPU
+    directory: str | None = None  # where checkpoints keep the rows; without it they hold them in full
+
+    sequence_length: int = field(default=2, init=False)
+    starts_at_ends: ClassVar[bool] = False  # whether an is_last row may begin a batch's sequence
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("sequence_length", 2)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"Replay: {name} is {getattr(self, name)}; write a whole number of at least {least}.")
+        self.slots_per_env = self.capacity_rows // self.num_envs
+        if self.slots_per_env < self.sequence_length:
             raise ConfigError(
-                f"Replay: capacity_rows is {capacity_rows}, which leaves {slots} rows to each of {num_envs} "
-                f"environments, but a sequence needs {sequence_length}. Write capacity_rows of at least "
-                f"{num_envs * sequence_length}."
+                f"Replay: capacity_rows is {self.capacity_rows}, which leaves {self.slots_per_env} rows to each of "
+                f"{self.num_envs} environments, but a sequence needs {self.sequence_length}. Write capacity_rows of at "
+                f"least {self.num_envs * self.sequence_length}."
             )
-        if minimum_rows > slots * num_envs:
+        held = self.slots_per_env * self.num_envs
+        if self.minimum_rows > held:
             raise ConfigError(
-                f"Replay: minimum_rows is {minimum_rows}, more than the {slots * num_envs} rows that capacity_rows "
-                f"({capacity_rows}) holds, so that nothing would ever be learnt. Write a smaller minimum_rows."
+                f"Replay: minimum_rows is {self.minimum_rows}, more than the {held} rows that capacity_rows "
+                f"({self.capacity_rows}) holds, so that nothing would ever be learnt. Write a smaller minimum_rows."
             )
-        self.num_envs, self.slots_per_env = num_envs, slots
-        self.batch_size, self.sequence_length, self.minimum_rows = batch_size, sequence_length, minimum_rows
-        self._ring = RowRing(num_envs=num_envs, slots_per_env=slots)
-        self._random = np.random.default_rng(seed)
+        self._ring, self._archive = self._make_ring()
+        self._random = np.random.default_rng(self.seed)
         self._answered = 0  # the time of the next row to be answered
+        self._forgotten = 0  # rows before this time have been cleared
+        self._booked = 0  # rows before this time have been told to `_rows_stored`
+        self._waiting: list[Batch] = []  # answered rows that are not in the ring yet, oldest first
+        self._most_waiting = 1
         self._pending_keys: tuple[str, ...] = ()  # what the pending row told; empty when there is none
-        self._pending_reward: Tensor | None = None
+        self._pending: Batch = {}  # the pending row; empty also where only the ring knows it, after a restore
+        self._stored_keys: tuple[str, ...] = ()  # what the ring holds already of the first row that is not wholly there
+        self._bfloat16_keys: set[str] = set()  # numpy has no such numbers: the ring holds their bits
+
+    def _make_ring(self) -> tuple[Ring, RingArchive | None]:
+        """Where rows lie, and, where there is a folder for it, how they are saved."""
+        directory = None if self.directory is None else Path(self.directory)
+        if self.storage == "disk" and self.compress_frames is None:
+            disk = DiskRing(num_envs=self.num_envs, slots_per_env=self.slots_per_env, directory=directory)
+            return disk, None if directory is None else DiskArchive(disk, directory)
+        ring = self._make_memory_ring() if self.compress_frames is None else self._make_compressed_ring()
+        return ring, None if directory is None else RingArchive(ring, directory)
+
+    def _make_compressed_ring(self) -> CompressedRing:
+        fraction = self.compress_frames or 0.0
+        if not 0.0 < fraction <= 1.0:
+            raise ConfigError(
+                f"Replay: compress_frames is {fraction:g}; write the part of their raw size that frames may take, "
+                "above 0 and at most 1, such as 0.5, or null for no compression."
+            )
+        if self.storage != "cpu":
+            raise ConfigError(
+                f"Replay: compress_frames is for storage: cpu, but storage is {self.storage}. Write compress_frames: "
+                "null, or storage: cpu."
+            )
+        rows = int(self.slots_per_env * fraction * 0.98)  # that stay even if no frame shrinks
+        if rows < self.sequence_length or rows * self.num_envs < self.minimum_rows:
+            raise ConfigError(
+                f"Replay: compress_frames is {fraction:g}: if frames do not shrink, {rows * self.num_envs} rows stay, "
+                f"too few for minimum_rows ({self.minimum_rows}) or for sequences of {self.sequence_length} rows. "
+                "Write a larger fraction or more capacity_rows."
+            )
+        return CompressedRing(
+            num_envs=self.num_envs, slots_per_env=self.slots_per_env, device=self.device, budget_fraction=fraction
+        )
+
+    def _make_memory_ring(self) -> RowRing:
+        sizes = {"num_envs": self.num_envs, "slots_per_env": self.slots_per_env}
+        if self.storage not in STORAGES:
+            raise ConfigError(
+                f"Replay: storage is '{self.storage}'.{did_you_mean(self.storage, STORAGES)} "
+                f"Allowed: {', '.join(STORAGES)}."
+            )
+        if self.storage != "cpu" and self.device.type == "cpu":
+            raise ConfigError(
+                f"Replay: storage is {self.storage}, which needs a GPU, but this run's device is cpu. Write storage: "
+                "cpu (or disk), or runtime.device: cuda."
+            )
+        if self.storage == "gpu":
+            return DeviceRing(**sizes, device=self.device)
+        return RowRing(**sizes, device=self.device, is_pinned=self.storage == "pinned")
 
     # --- rows in -------------------------------------------------------------------------------
 
     def add(self, row: Batch) -> None:
-        if self._pending_keys and not self._is_pending(row):
-            row = self._break_off(row)
-        is_new = not self._pending_keys
-        self._ring.write(self._answered % self.slots_per_env, row)
+        """The row waits until somebody asks, or until many do: storing them at once takes a third of the time."""
+        if self._pending_keys:
+            if not self._is_pending(row):
+                row = self._break_off(row)
+            self._pending_keys, self._pending = (), {}
+        self._waiting.append(row)
         self._answered += 1
-        self._pending_keys, self._pending_reward = (), None
-        if is_new:
-            self._row_stored(self._answered - 1)
+        if len(self._waiting) >= self._most_waiting:
+            self._store_waiting()
 
     def set_pending(self, row: Batch) -> None:
-        if not self._ring.columns:
+        if not self._ring.columns and not self._waiting:
             return  # the first row brings every key when it is answered
-        is_new = not self._pending_keys
-        self._ring.write(self._answered % self.slots_per_env, row)
-        self._pending_keys, self._pending_reward = tuple(row), row["reward"]
-        if is_new:
-            self._row_stored(self._answered)
+        self._pending_keys, self._pending = tuple(row), row
+        self._stored_keys = () if not self._waiting else self._stored_keys
 
     def _is_pending(self, row: Batch) -> bool:
         """Whether this row is the pending one, now answered. The Collector's is, down to its memory."""
-        if self._pending_reward is not None and row["reward"].data_ptr() == self._pending_reward.data_ptr():
+        pending = self._pending
+        if pending and row["reward"].data_ptr() == pending["reward"].data_ptr():
             return True
-        slot = self._answered % self.slots_per_env
-        stored = {key: self._ring.view(key)[:, slot] for key in self._pending_keys}
-        return all(np.array_equal(value, as_array(row[key])) for key, value in stored.items())
+        pending = pending or self._pending_in_ring()
+        return all(torch.equal(value, row[key].to(value.device)) for key, value in pending.items())
+
+    def _pending_in_ring(self) -> Batch:
+        slot = np.full(self.num_envs, self._answered % self.slots_per_env)
+        rows = self._read(np.arange(self.num_envs), slot, 1)
+        return {key: rows[key][:, 0] for key in self._pending_keys}
 
     def _break_off(self, row: Batch) -> Batch:
         """Rows in between went to another buffer: here the episodes end as at a time limit, and new ones begin."""
-        self._ring.view("is_last")[:, self._answered % self.slots_per_env] = True
+        pending = self._pending or self._pending_in_ring()
+        self._stored_keys = tuple(key for key in self._stored_keys if key != "is_last") if not self._waiting else ()
+        self._waiting.append({**pending, "is_last": torch.ones_like(pending["is_last"])})
         self._answered += 1
-        self._pending_keys = ()
         return {**row, "is_first": torch.ones_like(row["is_first"]), "reward": torch.zeros_like(row["reward"])}
 
-    def _row_stored(self, time: int) -> None:
-        """A slot has been given to the row of this time; subclasses keep their books here."""
+    def _store_waiting(self) -> None:
+        """Bring the rows that wait, and the pending one, into the ring, and everybody's books up to date."""
+        rows, known = self._waiting, self._stored_keys
+        if rows:
+            first = (self._answered - len(rows)) % self.slots_per_env
+            self._ring.write_rows(first, self._as_bits(rows), known)
+            self._waiting, self._stored_keys, known = [], (), ()
+            if self._most_waiting == 1 and self.storage != "disk":
+                affordable = _MOST_WAITING_BYTES // (self._ring.row_bytes * self.num_envs)
+                self._most_waiting = max(1, min(_MOST_WAITING_ROWS, self.slots_per_env - 1, affordable))
+        if self._pending and not known:
+            self._ring.write(self._answered % self.slots_per_env, self._as_bits([self._pending])[0])
+            self._stored_keys = self._pending_keys
+        if self._end > self._booked:
+            self._rows_stored(self._booked, self._end)
+            self._booked = self._end
+            if isinstance(self._ring, CompressedRing):
+                self._keep_budget(self._ring)
+
+    def _keep_budget(self, ring: CompressedRing) -> None:
+        """Forget the oldest rows while the frames take more than they may."""
+        begin = self._begin
+        while ring.is_over_budget:
+            ring.drop(self._begin % self.slots_per_env)
+            self._forgotten = self._begin + 1
+        if self._begin > begin:
+            self._rows_forgotten(begin, self._begin)
+
+    def _rows_forgotten(self, begin: int, end: int) -> None:
+        """The rows of these times went before the ring came round; subclasses keep their books here."""
+
+    def _as_bits(self, rows: list[Batch]) -> list[Batch]:
+        """The rows with int16 in place of bfloat16."""
+        keys = [key for key, value in rows[0].items() if value.dtype is torch.bfloat16]
+        if not keys:
+            return rows
+        self._bfloat16_keys.update(keys)
+        return [{**row, **{key: row[key].view(torch.int16) for key in keys}} for row in rows]
+
+    def _rows_stored(self, begin: int, end: int) -> None:
+        """The rows of times `begin` to `end` have been given slots; subclasses keep their books here."""
+
+    def _completed_by(self, begin: int, end: int) -> range:
+        """Starts, still there, of the sequences that the rows of these times complete."""
+        earlier = self.sequence_length - 1
+        return range(max(begin - earlier, self._begin), max(end - earlier, self._begin))
+
+    def clear(self) -> None:
+        """Forget every row. Time goes on, so that an index given before never names a row stored after."""
+        self._forgotten = self._booked = self._answered
+        self._waiting, self._stored_keys = [], ()
+        self._pending_keys, self._pending = (), {}
 
     # --- batches out ---------------------------------------------------------------------------
 
@@ -108,7 +232,7 @@ class ReplayBuffer:
     @property
     def _begin(self) -> int:
         """The time of the oldest row that is still there."""
-        return max(0, self._end - self.slots_per_env)
+        return max(self._forgotten, self._end - self.slots_per_env)
 
     @property
     def num_rows(self) -> int:
@@ -120,6 +244,7 @@ class ReplayBuffer:
         return self._end - self._begin - self.sequence_length + 1
 
     def ready(self) -> bool:
+        self._store_waiting()
         return self.num_rows >= self.minimum_rows and self._num_starts > 0 and self._has_start()
 
     def _has_start(self) -> bool:
@@ -129,11 +254,8 @@ class ReplayBuffer:
         times = np.arange(max(self._begin, newest - _STARTS_LOOKED_AT), newest)
         return not self._ring.view("is_last")[:, times % self.slots_per_env].all()
 
-    def sample(self) -> Batch:
-        """T consecutive rows from each of B starts, uniformly over all of them."""
-        assert self._num_starts > 0, "too few rows to sample"
-        env_index, time = self._draw_uniform(self.batch_size)
-        return to_batch(self._read(env_index, time))
+    def learned(self, batch: Batch) -> None:
+        """What learning noted in a batch is not needed, unless a subclass says so."""
 
     def _draw_uniform(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Environments and times of `count` starts."""
@@ -152,14 +274,17 @@ class ReplayBuffer:
         flat = self._random.integers(0, self.num_envs * self._num_starts, count)
         if self.num_envs == 1:
             return np.zeros_like(flat), flat
-        env_index = flat // self._num_starts
-        return env_index, flat - env_index * self._num_starts
+        return split(flat, self._num_starts)
 
-    def _read(self, env_index: np.ndarray, time: np.ndarray) -> Arrays:
-        return self._ring.read(env_index, time % self.slots_per_env, self.sequence_length)
+    def _read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
+        batch = self._ring.read(env_index, slot, length)
+        for key in self._bfloat16_keys:
+            batch[key] = batch[key].view(torch.bfloat16)
+        return batch
 
     def _time_at(self, slot: np.ndarray) -> np.ndarray:
-        return self._begin + (slot - self._begin) % self.slots_per_env
+        first_slot = self._begin % self.slots_per_env
+        return slot + (self._begin - first_slot) + (slot < first_slot) * self.slots_per_env
 
     def _index_of(self, env_index: np.ndarray, time: np.ndarray) -> Tensor:
         """One number per row, never given twice: a batch's `index [B]` still knows its rows after the ring moved on."""
@@ -167,23 +292,45 @@ class ReplayBuffer:
 
     def _places_of(self, index: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Environments and slots of starts, and whether they are still there."""
-        time, env_index = np.divmod(as_array(index), self.num_envs)
+        time, env_index = split(as_array(index), self.num_envs)
         return env_index, time % self.slots_per_env, time >= self._begin
 
     # --- memory and state ----------------------------------------------------------------------
 
     def memory_bytes(self, spec: EnvSpec, *, extra_bytes_per_row: int = 0) -> int:
         """What this buffer will take once rows of `spec` arrive; nothing is allocated to find out."""
-        return self.num_envs * self.slots_per_env * (row_bytes(spec) + extra_bytes_per_row)
+        rows = self.num_envs * self.slots_per_env
+        saved = 0 if self.compress_frames is None else int(rows * frame_bytes(spec) * (1.0 - self.compress_frames))
+        return rows * (row_bytes(spec) + extra_bytes_per_row) - saved
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the rows take now: nothing before the first one, and never more than `memory_bytes` said."""
+        return self._ring.allocated_bytes
 
     def get_state(self) -> StateTree:
+        self._store_waiting()
         return {
             "num_envs": self.num_envs,
             "slots_per_env": self.slots_per_env,
             "answered": self._answered,
+            "forgotten": self._forgotten,
             "pending_keys": list(self._pending_keys),
-            "rows": self._ring.get_rows(min(self._end, self.slots_per_env)),
+            "bfloat16_keys": sorted(self._bfloat16_keys),
+            **self._get_rows(),
             "random": _generator_state(self._random),
+        }
+
+    def _get_rows(self) -> dict[str, StateTree]:
+        """The rows in full; or, where there is a folder for them, what says which of its bytes they are."""
+        if self._archive is None:
+            return {"rows": self._ring.get_rows(min(self._end, self.slots_per_env)), "log": None, "pending": {}}
+        slot = self._answered % self.slots_per_env
+        pending = self._ring.get_slots(slot, slot + 1) if self._pending_keys else {}
+        return {
+            "rows": {},
+            "log": self._archive.save(begin=self._begin, end=self._answered),
+            "pending": {key: value[:, 0].copy() for key, value in pending.items()},
         }
 
     def set_state(self, state: StateTree) -> None:
@@ -193,14 +340,60 @@ class ReplayBuffer:
                 f"The saved replay holds {stored[0]} environments of {stored[1]} rows each, this one {here[0]} of "
                 f"{here[1]}: continue with num_envs {stored[0]} and capacity_rows {stored[0] * stored[1]}."
             )
-        self._ring.set_rows(state["rows"])
-        self._answered, self._pending_keys = state["answered"], tuple(state["pending_keys"])
-        self._pending_reward = None
+        self._answered, self._forgotten = state["answered"], state["forgotten"]
+        self._pending_keys = self._stored_keys = tuple(state["pending_keys"])
+        self._pending, self._waiting, self._booked = {}, [], self._end
+        self._bfloat16_keys = set(state["bfloat16_keys"])
+        self._set_rows(state)
         _set_generator_state(self._random, state["random"])
 
+    def _set_rows(self, state: StateTree) -> None:
+        if state["log"] is None:
+            self._ring.set_rows(state["rows"])
+            if self._archive is not None:
+                self._archive.restart(begin=self._begin)
+            return
+        if self._archive is None:
+            raise missing_log(state["log"])
+        self._archive.load(state["log"], begin=self._begin, end=self._answered)
+        if state["pending"]:
+            slot = self._answered % self.slots_per_env
+            self._ring.write(slot, {key: torch.as_tensor(value) for key, value in state["pending"].items()})
 
-def to_batch(arrays: Arrays) -> Batch:
-    return {key: torch.from_numpy(value) for key, value in arrays.items()}
+    def named_files(self) -> list[NamedFile]:
+        """The files in the folder that the last state given needs."""
+        return [] if self._archive is None else self._archive.named_files()
+
+    def remove_files_but(self, named: set[str]) -> None:
+        """Remove the files in the folder that neither this replay nor a checkpoint (`named`) needs."""
+        if self._archive is not None:
+            self._archive.remove_all_but(named)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ReplayBuffer(Replay):
+    """Starts drawn uniformly, `n_step + 1` rows from each: what `n_step_transitions` makes targets from."""
+
+    n_step: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n_step < 1:
+            raise ConfigError(f"Replay: n_step is {self.n_step}; write a whole number of at least 1.")
+        self.sequence_length = self.n_step + 1
+        super().__post_init__()
+
+    def sample(self) -> Batch:
+        """T consecutive rows from each of B starts, uniformly over all of them."""
+        self._store_waiting()
+        assert self._num_starts > 0, "too few rows to sample"
+        env_index, time = self._draw_uniform(self.batch_size)
+        return self._read(env_index, time % self.slots_per_env, self.sequence_length)
+
+
+def split(number: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """`divmod` of whole numbers from 0 on, in a third of its time."""
+    quotient = number // size
+    return quotient, number - quotient * size
 
 
 def _generator_state(generator: np.random.Generator) -> StateTree:

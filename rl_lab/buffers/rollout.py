@@ -58,6 +58,9 @@ class RolloutBuffer:
         self._has_pending = False
         return batch
 
+    def learned(self, batch: Batch) -> None:
+        """Each rollout is used once: nothing that learning found out is needed again."""
+
     def _allocate(self, row: Batch) -> None:
         assert self._length == 0, "every row of a rollout has the same keys"
         self._storage = {

@@ -1,17 +1,17 @@
 """Where rows lie: one ring of slots per environment, and what moves in and out of it.
 
-Keys of one dtype lie side by side in one array, so that a row is one stretch of memory per dtype and nothing pads it:
+Keys of one dtype lie side by side in one block, so that a row is one stretch of memory per dtype and nothing pads it:
 
     float32 [N, C, 24]   slot 0: vector(17) reward(1) action(6) | slot 1: vector(17) reward(1) action(6) | ...
     bool    [N, C, 3]    slot 0: is_first is_last is_terminal   | slot 1: ...
 
-Consecutive rows of an environment are neighbours, so a sequence is copied as one block: at random places of a large
+Consecutive rows of an environment are neighbours, so a sequence is copied as one piece: at random places of a large
 replay the memory's latency is what sampling costs, and this asks for each place once, not once per key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -22,11 +22,12 @@ from torch import Tensor
 from rl_lab.types import Batch, EnvSpec
 
 Arrays = dict[str, np.ndarray]
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Column:
-    """Where one key lies: numbers `start` to `stop` of a row in the array of its dtype."""
+    """Where one key lies: numbers `start` to `stop` of a row in the block of its dtype."""
 
     dtype: str
     start: int
@@ -35,63 +36,118 @@ class Column:
 
 
 class RowRing:
-    """Rows of N environments, C slots each, on the CPU. Which slot is the newest is the owner's affair."""
+    """Rows of N environments, C slots each, in main memory. Which slot is the newest is the owner's affair.
 
-    def __init__(self, *, num_envs: int, slots_per_env: int) -> None:
+    Batches come out on `device`: for a GPU they are gathered in page-locked memory, so that the copy does not wait.
+    """
+
+    def __init__(
+        self, *, num_envs: int, slots_per_env: int, device: torch.device = _CPU, is_pinned: bool = False
+    ) -> None:
         self.num_envs = num_envs
         self.slots_per_env = slots_per_env
+        self.device = device
+        self.is_pinned = is_pinned
         self.columns: dict[str, Column] = {}
-        self._arrays: Arrays = {}  # dtype -> [N, C, width]
-        self._staging: Arrays = {}  # dtype -> [N, width], where a row is put together
-        self._cells: Batch = {}  # key -> its part of the staging, [N, ...]
+        self._blocks: dict[str, Tensor] = {}  # dtype -> [N, C, width]
+        self._keys: dict[str, list[str]] = {}  # dtype -> its keys, as they lie in a row
+        self._views: Arrays = {}  # key -> its part of the block, [N, C, ...]
         self._windows: dict[tuple[str, int], np.ndarray] = {}
 
     @property
     def allocated_bytes(self) -> int:
-        return sum(array.nbytes for array in self._arrays.values())
+        return sum(block.nbytes for block in self._blocks.values())
 
-    def write(self, slot: int, row: Batch) -> None:
-        """One row of every environment; a key it does not bring is zero there."""
-        if not row.keys() <= self.columns.keys():
-            self._make_room_for({key: as_array(value) for key, value in row.items()})
-        for key in self._cells.keys() - row.keys():
-            self._cells[key].zero_()
-        torch._foreach_copy_([self._cells[key] for key in row], list(row.values()))
-        for dtype, array in self._arrays.items():
-            array[:, slot] = self._staging[dtype]
+    @property
+    def row_bytes(self) -> int:
+        """What one row of one environment takes."""
+        return sum(block.shape[2] * block.element_size() for block in self._blocks.values())
 
-    def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Arrays:
-        """`length` consecutive rows from each place: key -> a fresh array `[B, length, ...]`."""
+    # --- rows in -------------------------------------------------------------------------------
+
+    def write(self, slot: int, row: Batch, known: Collection[str] = ()) -> None:
+        """One row of every environment; a key it does not bring is zero there, `known` keys are there already."""
+        self._make_room_for(row)
+        for key, view in self._views.items():
+            if key in row and key not in known:
+                view[:, slot] = as_array(row[key])
+            elif key not in row:
+                view[:, slot] = 0
+
+    def write_rows(self, slot: int, rows: Sequence[Batch], known: Collection[str] = ()) -> None:
+        """Consecutive rows from a slot on; the first one's `known` keys are there already."""
+        packed = self._pack(rows) if len(rows) > 1 else None
+        if packed is None:
+            for index, row in enumerate(rows):
+                self.write((slot + index) % self.slots_per_env, row, () if index else known)
+            return
+        ahead = min(len(rows), self.slots_per_env - slot)
+        for dtype, block in self._blocks.items():
+            block[:, slot : slot + ahead].transpose(0, 1).copy_(packed[dtype][:ahead])
+            if ahead < len(rows):
+                block[:, : len(rows) - ahead].transpose(0, 1).copy_(packed[dtype][ahead:])
+
+    def _pack(self, rows: Sequence[Batch]) -> Batch | None:
+        """The rows as `[rows, N, width]` of each dtype, where the ring is; None unless all bring exactly its keys."""
+        self._make_room_for(rows[0])
+        count = len(self.columns)
+        if any(len(row) != count for row in rows):
+            return None
+        packed: Batch = {}
+        for dtype, keys in self._keys.items():
+            try:
+                stacked = [torch.stack([row[key] for row in rows]) for key in keys]
+            except KeyError:
+                return None
+            if any(_name_of(part.dtype) != dtype for part in stacked):
+                return None
+            parts = [part.reshape(len(rows), self.num_envs, -1) for part in stacked]
+            whole = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+            packed[dtype] = whole.to(self._blocks[dtype].device)
+        return packed
+
+    # --- rows out ------------------------------------------------------------------------------
+
+    def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
+        """`length` consecutive rows from each place: key -> fresh memory `[B, length, ...]`."""
         flat = env_index * self.slots_per_env + slot
-        wraps = slot.max() > self.slots_per_env - length
-        if wraps:
-            following = (slot[:, None] + np.arange(length)) % self.slots_per_env
-            flat = (env_index[:, None] * self.slots_per_env + following).ravel()
+        wraps = (slot > self.slots_per_env - length).nonzero()[0]
+        if len(wraps):
+            flat[wraps] = 0  # read somewhere, replaced below
+            following = (slot[wraps, None] + np.arange(length)) % self.slots_per_env
+            wrapped = env_index[wraps, None] * self.slots_per_env + following
         blocks: Arrays = {}
-        for dtype, array in self._arrays.items():
-            width = array.shape[2]
-            if wraps:
-                picked = array.reshape(-1, width).take(flat, axis=0)
-            else:
-                picked = self._windows_of(dtype, length)[flat].view(array.dtype)
-            blocks[dtype] = picked.reshape(len(slot), length, width)
-        return {key: self._cut(blocks[column.dtype], column) for key, column in self.columns.items()}
+        for dtype, block in self._blocks.items():
+            blocks[dtype] = self._pick(dtype, flat, length)
+            if len(wraps):
+                blocks[dtype][wraps] = block.numpy().reshape(-1, block.shape[2])[wrapped]
+        if self.device.type != "cpu":
+            return self._cut_all({dtype: self._upload(block) for dtype, block in blocks.items()})
+        return {key: torch.from_numpy(_cut(blocks[column.dtype], column)) for key, column in self.columns.items()}
 
-    def view(self, key: str) -> np.ndarray:
-        """Every slot of one key, `[N, C, ...]`, in place."""
-        column = self.columns[key]
-        return self._cut(self._arrays[column.dtype], column)
+    def _pick(self, dtype: str, flat: np.ndarray, length: int) -> np.ndarray:
+        """Runs of `length` rows that begin at these rows of the block, `[B, length, width]`."""
+        width = self._blocks[dtype].shape[2]
+        return self._windows_of(dtype, length)[flat].view(dtype).reshape(len(flat), length, width)
 
-    def _cut(self, block: np.ndarray, column: Column) -> np.ndarray:
-        if not column.shape:
-            return block[:, :, column.start]
-        part = block[:, :, column.start : column.stop]
-        return part if len(column.shape) == 1 else part.reshape(*block.shape[:2], *column.shape)
+    def _upload(self, picked: np.ndarray) -> Tensor:
+        """On the GPU without waiting: torch keeps page-locked memory until the copy out of it is done."""
+        staging = torch.empty(picked.shape, dtype=torch.from_numpy(picked[:0]).dtype, pin_memory=True)
+        staging.numpy()[...] = picked
+        return staging.to(self.device, non_blocking=True)
+
+    def _cut_all(self, blocks: Batch) -> Batch:
+        """Every key as a view of the packed `[B, T, width]` of its dtype."""
+        batch: Batch = {}
+        for key, column in self.columns.items():
+            part = blocks[column.dtype][..., column.start : column.stop]
+            batch[key] = part.unflatten(-1, column.shape) if column.shape else part.squeeze(-1)
+        return batch
 
     def _windows_of(self, dtype: str, length: int) -> np.ndarray:
         """All overlapping runs of `length` rows as single items, so that numpy moves each run in one copy."""
         if (dtype, length) not in self._windows:
-            array = self._arrays[dtype]
+            array = self._blocks[dtype].numpy()
             row_bytes = array.shape[2] * array.itemsize
             count = self.num_envs * self.slots_per_env - length + 1
             self._windows[dtype, length] = np.ndarray(
@@ -99,44 +155,162 @@ class RowRing:
             )
         return self._windows[dtype, length]
 
-    def _make_room_for(self, row: Arrays) -> None:
-        """Lay out the keys of a first row; a later policy that keeps more extras widens what is there."""
-        shapes = {key: (column.dtype, column.shape) for key, column in self.columns.items()}
-        shapes |= {key: (value.dtype.name, value.shape[1:]) for key, value in row.items() if key not in shapes}
-        kept = {key: self.view(key) for key in self.columns}
+    def view(self, key: str) -> np.ndarray:
+        """Every slot of one key, `[N, C, ...]`, in place."""
+        return self._views[key]
+
+    # --- the layout ----------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Each key's dtype and shape, in the order in which they lie."""
+        return {key: (column.dtype, column.shape) for key, column in self.columns.items()}
+
+    def lay_out(self, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Forget every row and make room for these keys."""
         widths: dict[str, int] = {}
         self.columns = {}
-        for key, (dtype, shape) in shapes.items():
+        for key, (dtype, shape) in layout.items():
             start = widths.get(dtype, 0)
             widths[dtype] = start + prod(shape)
-            self.columns[key] = Column(dtype, start, widths[dtype], shape)
-        places = (self.num_envs, self.slots_per_env)
-        self._arrays = {dtype: np.zeros((*places, width), dtype) for dtype, width in widths.items()}
+            self.columns[key] = Column(dtype, start, widths[dtype], tuple(shape))
+        self._keys = {dtype: [key for key, column in self.columns.items() if column.dtype == dtype] for dtype in widths}
         self._windows = {}
-        self._staging = {dtype: np.zeros((self.num_envs, width), dtype) for dtype, width in widths.items()}
-        self._cells = {
-            key: torch.from_numpy(self._cut(self._staging[column.dtype][:, None], column)[:, 0])
-            for key, column in self.columns.items()
-        }
-        for key, values in kept.items():
-            self.view(key)[...] = values
+        self._blocks = {dtype: self._allocate(width, dtype) for dtype, width in widths.items()}
+        self._views = self._make_views()
+
+    def _allocate(self, width: int, dtype: str) -> Tensor:
+        array = np.zeros((self.num_envs, self.slots_per_env, width), dtype)  # pages are taken as rows come
+        block = torch.from_numpy(array)
+        return block.pin_memory() if self.is_pinned else block
+
+    def _make_views(self) -> Arrays:
+        return {key: _cut(self._blocks[column.dtype].numpy(), column) for key, column in self.columns.items()}
+
+    def _make_room_for(self, row: Batch) -> None:
+        """Lay out the keys of a first row; a later policy that keeps more extras widens what is there."""
+        if row.keys() <= self.columns.keys():
+            return
+        new = {key: value for key, value in row.items() if key not in self.columns}
+        kept = self.get_slots(0, self.slots_per_env)
+        self.lay_out(self.layout | {key: (_name_of(value.dtype), value.shape[1:]) for key, value in new.items()})
+        self.set_slots(0, kept)
+
+    # --- stretches of slots and single rows ----------------------------------------------------
+
+    def get_slots(self, start: int, stop: int) -> Arrays:
+        """Neighbouring slots of every key, `[N, stop - start, ...]`; in place where they lie in main memory."""
+        return {key: view[:, start:stop] for key, view in self._views.items()}
+
+    def set_slots(self, start: int, rows: Arrays) -> None:
+        """Fill neighbouring slots from `[N, count, ...]` per key."""
+        for key, values in rows.items():
+            self._views[key][:, start : start + values.shape[1]] = values
+
+    def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
+        """What single rows hold under a key, `[K, ...]`."""
+        return self._views[key][env_index, slot]
+
+    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray) -> None:
+        """Replace what single rows hold under a key."""
+        self._views[key][env_index, slot] = values
 
     def get_rows(self, used: int) -> Arrays:
         """The first `used` slots, `[N, used, ...]` per key, copied."""
-        return {key: self.view(key)[:, :used].copy() for key in self.columns} if used else {}
+        return {key: values.copy() for key, values in self.get_slots(0, used).items()} if used else {}
 
     def set_rows(self, rows: Mapping[str, Tensor | np.ndarray]) -> None:
         """Put back what `get_rows` gave and forget everything else."""
         arrays = {key: np.asarray(value) for key, value in rows.items()}
-        self.columns, self._arrays = {}, {}
-        if arrays:
-            self._make_room_for({key: value[:, 0] for key, value in arrays.items()})
-            for key, value in arrays.items():
-                self.view(key)[:, : value.shape[1]] = value
+        self.lay_out({key: (value.dtype.name, value.shape[2:]) for key, value in arrays.items()})
+        self.set_slots(0, arrays)
+
+
+class DeviceRing(RowRing):
+    """The same rows in the memory of a GPU: nothing is copied to it at sampling but which rows are wanted.
+
+    `is_last` is kept in main memory too, since every draw asks for it there.
+    """
+
+    def __init__(self, *, num_envs: int, slots_per_env: int, device: torch.device) -> None:
+        super().__init__(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
+        self._cells: Batch = {}  # key -> its part of the block, [N, C, ...]
+        self._is_last = np.zeros((num_envs, slots_per_env), bool)
+
+    def write(self, slot: int, row: Batch, known: Collection[str] = ()) -> None:
+        self._make_room_for(row)
+        for key, cell in self._cells.items():
+            if key in row and key not in known:
+                cell[:, slot].copy_(row[key], non_blocking=True)
+            elif key not in row:
+                cell[:, slot].zero_()
+        self._is_last[:, slot] = as_array(row["is_last"]) if "is_last" in row else False
+
+    def write_rows(self, slot: int, rows: Sequence[Batch], known: Collection[str] = ()) -> None:
+        super().write_rows(slot, rows, known)
+        slots = (slot + np.arange(len(rows))) % self.slots_per_env
+        self._is_last[:, slots] = as_array(torch.stack([row["is_last"] for row in rows], dim=1))
+
+    def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
+        following = (slot[:, None] + np.arange(length)) % self.slots_per_env
+        flat = torch.from_numpy((env_index[:, None] * self.slots_per_env + following).reshape(-1))
+        flat = flat.to(self.device, non_blocking=True)
+        picked = {dtype: block.flatten(0, 1).index_select(0, flat) for dtype, block in self._blocks.items()}
+        return self._cut_all({dtype: rows.view(len(slot), length, -1) for dtype, rows in picked.items()})
+
+    def view(self, key: str) -> np.ndarray:
+        """Every slot of `is_last`, `[N, C]`, to be read."""
+        assert key == "is_last", "rows on a GPU are read by place"
+        return self._is_last
+
+    def lay_out(self, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        super().lay_out(layout)
+        self._is_last[...] = False
+
+    def _allocate(self, width: int, dtype: str) -> Tensor:
+        like = torch.from_numpy(np.zeros(0, dtype))
+        return torch.zeros((self.num_envs, self.slots_per_env, width), dtype=like.dtype, device=self.device)
+
+    def _make_views(self) -> Arrays:
+        self._cells = self._cut_all(self._blocks)
+        return {}
+
+    def get_slots(self, start: int, stop: int) -> Arrays:
+        return {key: as_array(cell[:, start:stop]) for key, cell in self._cells.items()}
+
+    def set_slots(self, start: int, rows: Arrays) -> None:
+        for key, values in rows.items():
+            stop = start + values.shape[1]
+            self._cells[key][:, start:stop].copy_(torch.from_numpy(np.ascontiguousarray(values)))
+            if key == "is_last":
+                self._is_last[:, start:stop] = values
+
+    def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
+        return as_array(self._cells[key][self._there(env_index), self._there(slot)])
+
+    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray) -> None:
+        places = (self._there(env_index), self._there(slot))
+        self._cells[key].index_put_(places, self._there(np.ascontiguousarray(values)))
+        if key == "is_last":
+            self._is_last[env_index, slot] = values
+
+    def _there(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def _cut(block: np.ndarray, column: Column) -> np.ndarray:
+    if not column.shape:
+        return block[:, :, column.start]
+    part = block[:, :, column.start : column.stop]
+    return part if len(column.shape) == 1 else part.reshape(*block.shape[:2], *column.shape)
 
 
 def as_array(value: Tensor) -> np.ndarray:
     return (value if value.is_cpu else value.cpu()).numpy()
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def row_bytes(spec: EnvSpec) -> int:

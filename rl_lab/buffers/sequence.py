@@ -11,78 +11,77 @@ overlap. Training that keeps pace with collection then sees each row soon, whate
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
+import torch
 
-from rl_lab.buffers.prioritized import StartPriorities
-from rl_lab.buffers.replay import ReplayBuffer, to_batch
+from rl_lab.buffers.prioritized import StartPriorities, noted_priority
+from rl_lab.buffers.replay import Replay
 from rl_lab.buffers.rows import as_array
 from rl_lab.types import Batch, ConfigError, EnvSpec, StateTree, did_you_mean
 
 
-class SequenceReplay(ReplayBuffer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class SequenceReplay(Replay):
     """Batches `[B, T, ...]` with `batch["index"]` `[B]`, by which priorities and latents come back.
 
+    write_back      extras of the rows, such as latents, that learning computes anew: what a hook notes in the batch
+                    under such a name, `[B, T, ...]`, takes the place of what the rows held
     recency_power   a drawn sequence's age is the fraction u ** recency_power of the whole replay, u uniform in 0 to 1:
                     with 4, half of the draws are among the newest sixteenth
     """
 
-    starts_at_ends = True  # a sequence may begin anywhere: its model is reset where is_first says so
+    batch_size: int = 16
+    sequence_length: int = 64
+    uniform: float = 1.0
+    priority: float = 0.0
+    recency: float = 0.0
+    recency_power: float = 4.0
+    online_queue: bool = True
+    write_back: Sequence[str] = ()
+    alpha: float = 0.8
+    epsilon: float = 1e-6
 
-    def __init__(
-        self,
-        *,
-        num_envs: int,
-        capacity_rows: int = 1_000_000,
-        batch_size: int = 16,
-        sequence_length: int = 64,
-        minimum_rows: int = 1,
-        uniform: float = 1.0,
-        priority: float = 0.0,
-        recency: float = 0.0,
-        recency_power: float = 4.0,
-        online_queue: bool = True,
-        alpha: float = 0.8,
-        epsilon: float = 1e-6,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            num_envs=num_envs,
-            capacity_rows=capacity_rows,
-            batch_size=batch_size,
-            sequence_length=sequence_length,
-            minimum_rows=minimum_rows,
-            seed=seed,
-        )
-        fractions = (uniform, priority, recency)
+    starts_at_ends: ClassVar[bool] = True  # a sequence may begin anywhere: its model is reset where is_first says so
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fractions = (self.uniform, self.priority, self.recency)
         if min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-6:
             raise ConfigError(
-                f"Replay: uniform, priority and recency are {uniform}, {priority} and {recency}; they are fractions "
-                "that add up to 1. Write for example uniform: 0.5, priority: 0.0, recency: 0.5."
+                "Replay: uniform, priority and recency are {}, {} and {}; they are fractions that add up to 1. "
+                "Write for example uniform: 0.5, priority: 0.0, recency: 0.5.".format(*fractions)
             )
-        if recency_power < 1.0:
-            raise ConfigError(f"Replay: recency_power is {recency_power}; write 1 (uniform) or more, such as 4.")
+        if self.recency_power < 1.0:
+            raise ConfigError(f"Replay: recency_power is {self.recency_power}; write 1 (uniform) or more, such as 4.")
         self.fractions = [fraction / sum(fractions) for fraction in fractions]
-        self.recency_power = recency_power
-        self.online_queue = online_queue
         self._fresh: deque[int] = deque()  # indices of sequences that no batch has held yet, oldest first
-        self._priorities = (
-            StartPriorities(num_envs=num_envs, slots_per_env=self.slots_per_env, alpha=alpha, epsilon=epsilon)
-            if priority > 0
-            else None
-        )
+        self._priorities: StartPriorities | None = None
+        if self.priority > 0:
+            self._priorities = StartPriorities(
+                num_envs=self.num_envs, slots_per_env=self.slots_per_env, alpha=self.alpha, epsilon=self.epsilon
+            )
 
-    def _row_stored(self, time: int) -> None:
-        start = time - self.sequence_length + 1
-        if self.online_queue and start >= 0 and start % self.sequence_length == 0:
-            self._fresh.extend(range(start * self.num_envs, (start + 1) * self.num_envs))
+    def _rows_forgotten(self, begin: int, end: int) -> None:
+        if self._priorities is not None:
+            self._priorities.rows_stored(range(begin, end), starts=range(0))
+
+    def _rows_stored(self, begin: int, end: int) -> None:
+        starts = self._completed_by(begin, end)
+        if self.online_queue:
+            for start in starts:
+                if start % self.sequence_length == 0:
+                    self._fresh.extend(range(start * self.num_envs, (start + 1) * self.num_envs))
             self._forget_overwritten()
         if self._priorities is not None:
-            self._priorities.row_stored(time, sequence_length=self.sequence_length)
+            self._priorities.rows_stored(range(begin, end), starts=starts)
 
     def sample(self) -> Batch:
         """Fresh sequences first, then the mixture."""
+        self._store_waiting()
         assert self._num_starts > 0, "too few rows to sample"
         fresh = self._take_fresh()
         further = self.batch_size - len(fresh)
@@ -95,7 +94,7 @@ class SequenceReplay(ReplayBuffer):
         ]
         env_index = np.concatenate([each for each, _ in draws])
         time = np.concatenate([each for _, each in draws])
-        batch = to_batch(self._read(env_index, time))
+        batch = self._read(env_index, time % self.slots_per_env, self.sequence_length)
         batch["index"] = self._index_of(env_index, time)
         return batch
 
@@ -121,21 +120,48 @@ class SequenceReplay(ReplayBuffer):
 
     # --- what learning gives back --------------------------------------------------------------
 
-    def update_priorities(self, index: Tensor, priority: Tensor) -> None:
+    def learned(self, batch: Batch) -> None:
+        """Take over the priorities and the latents that learning noted in the batch."""
+        if self._priorities is not None:
+            self.update_priorities(batch["index"], noted_priority(batch))
+        for key in self.write_back:
+            self._check_key(key)
+            self.write(batch["index"], key, batch[key])
+
+    def clear(self) -> None:
+        super().clear()
+        self._fresh.clear()
+        if self._priorities is not None:
+            self._priorities.clear()
+
+    def update_priorities(self, index: torch.Tensor, priority: torch.Tensor) -> None:
         """Set the priorities of a batch's sequences; those that have been overwritten since are passed over."""
         if self._priorities is not None:
-            self._priorities.update(*self._places_of(index), as_array(priority.detach().float()))
+            self._store_waiting()
+            env_index, slot, is_there = self._places_of(index)
+            leaf = env_index * self.slots_per_env + slot
+            self._priorities.update(leaf, is_there, as_array(priority.detach().float()))
 
-    def write_back(self, index: Tensor, key: str, values: Tensor) -> None:
+    def write(self, index: torch.Tensor, key: str, values: torch.Tensor) -> None:
         """Replace what the rows of a batch hold under `key` by `values [B, T, ...]`, a fresher latent for instance."""
+        self._store_waiting()
+        self._check_key(key)
+        env_index, slot, is_there = self._places_of(index)
+        slots = (slot[is_there, None] + np.arange(values.shape[1])) % self.slots_per_env
+        environments = np.broadcast_to(env_index[is_there, None], slots.shape)
+        bits = values.detach()
+        if key in self._bfloat16_keys:
+            bits = bits.bfloat16().view(torch.int16)
+        self._ring.set_values(key, environments, slots, as_array(bits)[is_there])
+        if self._archive is not None:
+            self._archive.written(key, environments, slots)
+
+    def _check_key(self, key: str) -> None:
         if key not in self._ring.columns:
             raise ConfigError(
                 f"Replay: '{key}' cannot be written back, no row has it.{did_you_mean(key, self._ring.columns)} "
                 f"Let the policy keep it as an extra; rows have {', '.join(self._ring.columns)}."
             )
-        env_index, slot, is_there = self._places_of(index)
-        slots = (slot[is_there, None] + np.arange(values.shape[1])) % self.slots_per_env
-        self._ring.view(key)[env_index[is_there, None], slots] = as_array(values.detach())[is_there]
 
     # --- memory and state ----------------------------------------------------------------------
 
@@ -144,6 +170,7 @@ class SequenceReplay(ReplayBuffer):
         return rows + (self._priorities.tree.allocated_bytes if self._priorities is not None else 0)
 
     def get_state(self) -> StateTree:
+        self._store_waiting()
         priorities = None if self._priorities is None else self._priorities.get_state()
         return {**super().get_state(), "fresh": list(self._fresh), "priorities": priorities}
 

@@ -5,6 +5,9 @@
                 best   -> step_000000098304
 
 A checkpoint is written under a temporary name, flushed to the disk, and renamed: it exists whole or not at all.
+
+What is too large to be written anew each time, the rows of a replay, lies in files of the run outside the checkpoint,
+which only grow. The manifest names the beginning of each that belongs to the checkpoint (an `ExternalFile`).
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ import os
 import pickle
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -32,6 +37,7 @@ from rl_lab.utils.tree import leaves_with_paths, map_leaves, numpy_to_tensors
 
 _NAME = re.compile(r"step_(\d{12,})(?:-r(\d+))?")
 _SECTION = re.compile(r"[A-Za-z0-9_]+")
+_READ_BYTES = 4 * 2**20  # of an external file at once
 _PLAIN_LEAVES = (str, int, float, bool, type(None))
 
 # What torch.load raises for bytes that are no checkpoint of plain data; anything else is a bug of ours.
@@ -59,6 +65,16 @@ class Checkpoint:
         return dict(self.manifest["counts"])
 
 
+@dataclass(frozen=True)
+class ExternalFile:
+    """The first `bytes` of a file, named relative to the run's directory, which a section of a checkpoint needs."""
+
+    section: str
+    path: str
+    bytes: int
+    crc32: int
+
+
 class CheckpointStore:
     """The checkpoints of one run. Any number may read; the one that saves holds the run's lock."""
 
@@ -79,9 +95,11 @@ class CheckpointStore:
         counts: Mapping[str, int],
         score: float | None = None,
         is_best: bool = False,
+        external: Sequence[ExternalFile] = (),
     ) -> Path:
         """Save every section of the state tree; when this returns, the checkpoint is on the disk.
 
+        `external` names what the sections need outside the checkpoint; it is on the disk already.
         On a full disk the half-written checkpoint is removed, earlier ones stay, and a RunError says so.
         """
         with readable_disk_errors(self.directory, run_id=self.directory.absolute().parent.name):
@@ -91,7 +109,7 @@ class CheckpointStore:
             temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
             try:
                 temporary.mkdir()
-                _write_sections(temporary, state, counts=counts, score=score)
+                _write_sections(temporary, state, counts=counts, score=score, external=external)
                 os.rename(temporary, path)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)  # gone already, unless something failed
@@ -138,6 +156,14 @@ class CheckpointStore:
                 shutil.rmtree(doomed)
 
     # --- looking -------------------------------------------------------------------------------
+
+    def external_paths(self) -> set[str]:
+        """The files outside that some checkpoint still needs, relative to the run; a damaged one needs nothing."""
+        paths: set[str] = set()
+        for checkpoint in self.paths():
+            with suppress(DamagedCheckpoint):
+                paths |= {file.path for file in _external_files(checkpoint, _read_manifest(checkpoint))}
+        return paths
 
     def paths(self) -> list[Path]:
         """Every checkpoint, newest (most agent steps) first."""
@@ -186,6 +212,9 @@ class CheckpointStore:
             if file not in files:
                 has = ", ".join(sorted(name.removesuffix(".pt") for name in files))
                 raise RunError(f"Checkpoint {path} has no section '{file.removesuffix('.pt')}': it has {has}.")
+        for external in _external_files(path, manifest):
+            if f"{external.section}.pt" in wanted:
+                _check_external(path, external)
         state = {file.removesuffix(".pt"): _read_section(path, file, files) for file in wanted}
         return Checkpoint(path, manifest, state)
 
@@ -218,7 +247,12 @@ class CheckpointStore:
 
 
 def _write_sections(
-    directory: Path, state: Mapping[str, StateTree], *, counts: Mapping[str, int], score: float | None
+    directory: Path,
+    state: Mapping[str, StateTree],
+    *,
+    counts: Mapping[str, int],
+    score: float | None,
+    external: Sequence[ExternalFile],
 ) -> None:
     files: dict[str, dict[str, Any]] = {}
     for section, tree in state.items():
@@ -229,6 +263,7 @@ def _write_sections(
         "counts": dict(counts),
         "score": score,
         "sections": files,
+        **({"external": [asdict(file) for file in external]} if external else {}),
     }
     write_durably(directory / "manifest.json", json.dumps(manifest, indent=2).encode())
     sync_directory(directory)
@@ -284,6 +319,37 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if not {"bytes", "sha256"} <= entry.keys():
             raise DamagedCheckpoint(path, f"manifest.json gives no size or checksum for {file}")
     return manifest
+
+
+def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFile]:
+    try:
+        files = [ExternalFile(**entry) for entry in manifest.get("external", [])]
+    except TypeError as error:
+        raise DamagedCheckpoint(path, f"manifest.json names files outside in a way nobody knows ({error})") from error
+    for file in files:
+        place = PurePosixPath(file.path)
+        if place.is_absolute() or ".." in place.parts:
+            raise DamagedCheckpoint(path, f"manifest.json names '{file.path}', which is no file of this run")
+    return files
+
+
+def _check_external(path: Path, external: ExternalFile) -> None:
+    """Read what belongs to the checkpoint and compare its checksum; what the file holds beyond is newer."""
+    left, checksum = external.bytes, 0
+    try:
+        with open(path.absolute().parent.parent / external.path, "rb", buffering=0) as file:
+            while left:
+                block = file.read(min(left, _READ_BYTES))
+                if not block:
+                    size = external.bytes - left
+                    raise DamagedCheckpoint(
+                        path, f"{external.path} has {size} bytes where the checkpoint needs {external.bytes}"
+                    )
+                checksum, left = zlib.crc32(block, checksum), left - len(block)
+    except FileNotFoundError:
+        raise DamagedCheckpoint(path, f"{external.path} is missing") from None
+    if checksum != external.crc32:
+        raise DamagedCheckpoint(path, f"{external.path} has changed since it was written (crc32 differs)")
 
 
 def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]]) -> StateTree:

@@ -44,6 +44,7 @@ def fill(buffer: PrioritizedReplayBuffer, times: range) -> PrioritizedReplayBuff
 
 def priorities_of(buffer: PrioritizedReplayBuffer) -> dict[tuple[int, int], float]:
     """(environment, time) -> stored priority, of every start that can be drawn."""
+    buffer._store_waiting()
     leaves = buffer._priorities.tree.leaves.reshape(ENVS, -1)
     times = buffer._time_at(np.arange(buffer.slots_per_env))
     return {(env, int(times[slot])): float(leaves[env, slot]) for env, slot in zip(*leaves.nonzero(), strict=True)}
@@ -142,7 +143,7 @@ operation = st.one_of(
     is_late=st.booleans(),
 )
 def test_priorities_equal_a_naive_reference(operations: list[Any], length: int, alpha: float, is_late: bool) -> None:
-    buffer = make(sequence_length=length, alpha=alpha)
+    buffer = make(n_step=length - 1, alpha=alpha)
     naive = Naive(buffer)
     answered, asked = 0, None
     for each in operations:
@@ -181,7 +182,7 @@ def test_weights_undo_the_preference_by_hand() -> None:
 
 
 def test_index_names_the_rows_of_the_batch() -> None:
-    batch = fill(make(sequence_length=3), range(21)).sample()
+    batch = fill(make(n_step=2), range(21)).sample()
     assert torch.equal(batch["vector"][:, 0, 0].long(), batch["index"] % ENVS)
     assert torch.equal(batch["vector"][:, 0, 1].long(), batch["index"] // ENVS)
 
@@ -199,6 +200,32 @@ def test_priorities_of_overwritten_rows_are_passed_over() -> None:
     before = priorities_of(buffer)
     buffer.update_priorities(torch.tensor([0, 1, 2]), torch.tensor([9.0, 9.0, 9.0]))
     assert priorities_of(buffer) == before
+
+
+def test_learning_gives_its_priorities_back_with_the_batch() -> None:
+    buffer = fill(make(), range(4))
+    batch = buffer.sample()
+    buffer.learned({**batch, "priority": batch["reward"][:, 1]})
+    known = priorities_of(buffer)
+    for index, reward in zip(batch["index"].tolist(), batch["reward"][:, 1].tolist(), strict=True):
+        assert known[index % ENVS, index // ENVS] == pytest.approx(reward + 1e-3)
+
+
+def test_a_workflow_without_priorities_is_told_what_to_do() -> None:
+    buffer = fill(make(), range(4))
+    with pytest.raises(ConfigError, match=r"without batch\['priority'\].*does not give priorities.*ReplayBuffer"):
+        buffer.learned(buffer.sample())
+
+
+def test_a_cleared_buffer_forgets_rows_and_priorities_and_never_gives_an_index_twice() -> None:
+    buffer = fill(make(), range(6))
+    before = buffer.sample()["index"]
+    buffer.update_priorities(before, torch.full((8,), 9.0))
+    buffer.clear()
+    assert not buffer.ready() and priorities_of(buffer) == {}
+    fill(buffer, range(6, 9))
+    assert set(priorities_of(buffer).values()) == {1.0}
+    assert not set(before.tolist()) & set(buffer.sample()["index"].tolist())
 
 
 def test_a_priority_that_is_not_finite_never_reaches_the_tree() -> None:
@@ -253,11 +280,10 @@ def test_prioritised_replay_keeps_the_convention() -> None:
     class Surprised(contract.Contract):
         def update_controller(self, batch: Batch, **given_phase: Any) -> dict[str, Any]:
             rows = {key: value for key, value in batch.items() if key not in ("index", "weight")}
-            result = super().update_controller(rows, **given_phase)
-            buffer.update_priorities(batch["index"], batch["reward"][:, 1])
-            return result
+            batch["priority"] = batch["reward"][:, 1]
+            return super().update_controller(rows, **given_phase)
 
-    buffer = PrioritizedReplayBuffer(num_envs=3, capacity_rows=60, batch_size=32, sequence_length=4)
+    buffer = PrioritizedReplayBuffer(num_envs=3, capacity_rows=60, batch_size=32, n_step=3)
     workflow = Surprised()
     contract.run(workflow, buffer, duration_cycles=12)
     assert len(workflow.batches) == 12

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rl_lab.buffers.replay import ReplayBuffer
+from rl_lab.components.transitions import n_step_transitions
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec
 from rl_lab.utils.tree import equal, numpy_to_tensors
 from tests import test_contract as contract
@@ -54,7 +55,7 @@ def times_of(batch: Batch) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("length", [2, 4, 12])
 @pytest.mark.parametrize("count", [12, 13, 17, 24, 40])
 def test_rows_are_consecutive_and_never_cross_the_write_head(count: int, length: int, is_pending: bool) -> None:
-    buffer = fill(make(sequence_length=length), range(count), is_pending=is_pending)
+    buffer = fill(make(n_step=length - 1), range(count), is_pending=is_pending)
     newest = count if is_pending else count - 1
     if not buffer.ready():  # a single start of each environment: both may be is_last
         assert length == 12
@@ -74,7 +75,7 @@ def test_rows_are_consecutive_and_never_cross_the_write_head(count: int, length:
 
 
 def test_every_start_is_drawn_and_as_often_as_any_other() -> None:
-    buffer = fill(make(sequence_length=3, batch_size=1000), range(30))
+    buffer = fill(make(n_step=2, batch_size=1000), range(30))
     counts: dict[tuple[int, int], int] = {}
     for _ in range(30):
         for env, time in buffer.sample()["vector"][:, 0].long().tolist():
@@ -110,11 +111,11 @@ def test_a_batch_is_the_learners_own() -> None:
 
 
 def test_ready_waits_for_the_rows_it_was_told_and_for_a_whole_sequence() -> None:
-    buffer = make(minimum_rows=8, sequence_length=3)
+    buffer = make(minimum_rows=8, n_step=2)
     assert not buffer.ready()
     assert not fill(buffer, range(3)).ready()
     assert fill(buffer, range(3, 4)).ready()
-    short = make(sequence_length=3)
+    short = make(n_step=2)
     assert not fill(short, range(2)).ready()
     with pytest.raises(AssertionError, match="too few rows to sample"):
         short.sample()
@@ -144,8 +145,9 @@ def test_rows_that_went_elsewhere_in_between_end_the_episode_as_a_time_limit_doe
 
 def make_sequences(buffer: ReplayBuffer, *, length: int) -> Batch:
     """All rows of environment 0, in order."""
+    buffer._store_waiting()
     rows = buffer._ring.read(np.zeros(1, int), np.zeros(1, int), length + 1)
-    return {key: torch.from_numpy(value[0]) for key, value in rows.items()}
+    return {key: value[0] for key, value in rows.items()}
 
 
 def test_a_pending_row_is_recognised_by_its_values_too() -> None:
@@ -154,8 +156,32 @@ def test_a_pending_row_is_recognised_by_its_values_too() -> None:
     other = make()
     other.set_state(buffer.get_state())
     fill(other, range(3, 4))
+    other._store_waiting()
     assert not bool(other._ring.view("is_last")[0, 3])
     assert other.num_rows == 8
+
+
+def test_a_cleared_buffer_starts_anew_and_mixes_nothing_with_what_was() -> None:
+    buffer = fill(make(), range(20), is_pending=True)
+    buffer.clear()
+    assert not buffer.ready() and buffer.num_rows == 0
+    fill(buffer, range(50, 54))
+    assert int(buffer.sample()["vector"][..., 1].min()) == 50
+
+
+def test_n_step_targets_by_hand_across_a_time_limit_and_a_termination() -> None:
+    """Environment 0 ends terminally at place 4, environment 1 by its time limit; reward = 1000 * environment + time."""
+    buffer = fill(make(n_step=3, batch_size=400), range(12))
+    batch = buffer.sample()
+    found = n_step_transitions(batch, 0.5)
+    targets = {}
+    for i, (env, time) in enumerate(batch["vector"][:, 0].long().tolist()):
+        targets[env, time] = [float(found[key][i]) for key in ("reward", "discount", "next_row")]
+    assert targets[0, 0] == [1 + 2 / 2 + 3 / 4, 0.125, 3]  # r1 + r2 / 2 + r3 / 4, then the value of row 3
+    assert targets[0, 2] == [3 + 4 / 2, 0.0, 2]  # terminal at time 4: nothing after has value
+    assert targets[0, 3] == [4.0, 0.0, 1]
+    assert targets[1, 1] == [1002 + 1003 / 2, 0.25, 2]  # a time limit at time 3: its value bootstraps
+    assert (0, 4) not in targets and (1, 3) not in targets, "nothing was decided there"
 
 
 def test_a_policy_that_keeps_more_widens_the_rows_and_one_that_keeps_less_leaves_zeros() -> None:
@@ -218,8 +244,8 @@ def test_memory_is_known_before_it_is_taken_and_holds_nothing_but_the_rows() -> 
     ("settings", "message"),
     [
         ({"batch_size": 0}, "batch_size is 0; write a whole number of at least 1"),
-        ({"sequence_length": 1}, "sequence_length is 1; write a whole number of at least 2"),
-        ({"capacity_rows": 7, "sequence_length": 4}, "leaves 3 rows to each of 2 environments.*needs 4.*at least 8"),
+        ({"n_step": 0}, "n_step is 0; write a whole number of at least 1"),
+        ({"capacity_rows": 7, "n_step": 3}, "leaves 3 rows to each of 2 environments.*needs 4.*at least 8"),
         ({"minimum_rows": 25}, "minimum_rows is 25, more than the 24 rows.*smaller minimum_rows"),
     ],
 )
@@ -238,6 +264,6 @@ def test_a_state_of_another_size_is_refused_with_the_size_to_write() -> None:
 @pytest.mark.parametrize("collect_steps", [1, 8])
 def test_replay_keeps_the_convention(capacity_rows: int, collect_steps: int) -> None:
     workflow = contract.Contract()
-    buffer = ReplayBuffer(num_envs=3, capacity_rows=capacity_rows, batch_size=32, sequence_length=6, minimum_rows=21)
+    buffer = ReplayBuffer(num_envs=3, capacity_rows=capacity_rows, batch_size=32, n_step=5, minimum_rows=21)
     contract.run(workflow, buffer, collect_steps=collect_steps, duration_cycles=100 // collect_steps)
     assert len(workflow.batches) > 5

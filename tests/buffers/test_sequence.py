@@ -61,6 +61,7 @@ def test_fresh_sequences_come_first_in_order_and_once() -> None:
 
 def test_a_fresh_sequence_that_was_overwritten_is_forgotten_and_the_queue_stays_bounded() -> None:
     buffer = fill(make(), range(200))
+    buffer.ready()  # brings the books up to date
     assert len(buffer._fresh) == 10, "five sequences of each environment fit"
     assert starts(fill(buffer, range(200, 202)).sample())[0] == (0, 184)
 
@@ -99,7 +100,7 @@ def test_priorities_without_a_priority_fraction_are_not_kept() -> None:
 def test_what_is_written_back_is_sampled_from_then_on(count: int) -> None:
     buffer = fill(make(), range(count))
     batch = buffer.sample()
-    buffer.write_back(batch["index"], "latent", batch["vector"].sum(-1, keepdim=True).expand(-1, -1, 3))
+    buffer.write(batch["index"], "latent", batch["vector"].sum(-1, keepdim=True).expand(-1, -1, 3))
     written = {(int(env), int(time)) for sequence in batch["vector"] for env, time in sequence}
     for _ in range(20):
         again = buffer.sample()
@@ -108,18 +109,46 @@ def test_what_is_written_back_is_sampled_from_then_on(count: int) -> None:
             assert latent.tolist() == [float(env + time) if (env, time) in written else 0.0] * 3
 
 
+def test_learning_writes_back_the_keys_it_was_told_to() -> None:
+    buffer = fill(make(write_back=["latent"]), range(12))
+    batch = buffer.sample()
+    buffer.learned({**batch, "latent": torch.full((6, LENGTH, 3), 5.0)})
+    again = buffer._read(batch["index"].numpy() % ENVS, batch["index"].numpy() // ENVS, LENGTH)
+    assert bool((again["latent"] == 5.0).all())
+
+
+def test_a_write_back_of_what_no_row_has_is_refused() -> None:
+    buffer = fill(make(write_back=["latnet"]), range(12))
+    with pytest.raises(ConfigError, match="'latnet' cannot be written back"):
+        buffer.learned(buffer.sample())
+
+
+def test_sequences_by_priority_want_priorities() -> None:
+    buffer = fill(make(uniform=0.5, priority=0.5), range(12))
+    with pytest.raises(ConfigError, match="this workflow does not give priorities.*priority: 0.0 of a sequence replay"):
+        buffer.learned(buffer.sample())
+
+
+def test_a_cleared_buffer_forgets_its_queue() -> None:
+    buffer = fill(make(uniform=0.5, priority=0.5), range(12))
+    buffer.clear()
+    assert not buffer.ready()
+    fill(buffer, range(12, 17))
+    assert {time for _, time in starts(buffer.sample())} <= {12, 13}
+
+
 def test_latents_of_overwritten_sequences_are_passed_over() -> None:
     buffer = fill(make(), range(8))
     index = buffer.sample()["index"]
     fill(buffer, range(8, 40))
-    buffer.write_back(index, "latent", torch.ones(6, LENGTH, 3))
+    buffer.write(index, "latent", torch.ones(6, LENGTH, 3))
     assert float(buffer._ring.view("latent").sum()) == 0.0
 
 
 def test_a_key_no_row_has_is_refused_with_the_nearest_one() -> None:
     buffer = fill(make(), range(8))
     with pytest.raises(ConfigError, match="'latnet' cannot be written back.*Did you mean 'latent'.*vector, reward"):
-        buffer.write_back(torch.tensor([0]), "latnet", torch.ones(1, LENGTH, 3))
+        buffer.write(torch.tensor([0]), "latnet", torch.ones(1, LENGTH, 3))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +187,7 @@ def test_the_state_continues_bit_for_bit(cut: int, mixture: dict[str, float]) ->
             assert equal(left, right)
             for each, batch in ((buffer, left), (other, right)):
                 each.update_priorities(batch["index"], batch["vector"][:, 0, 1])
-                each.write_back(batch["index"], "latent", batch["latent"] + 1)
+                each.write(batch["index"], "latent", batch["latent"] + 1)
 
 
 def test_memory_counts_the_tree_only_where_there_is_one() -> None:
@@ -174,6 +203,7 @@ def test_sequence_replay_keeps_the_convention(mixture: dict[str, float]) -> None
     class Learner(contract.Contract):
         def update_controller(self, batch: Batch, **given_phase: Any) -> dict[str, Any]:
             rows = {key: value for key, value in batch.items() if key != "index"}
+            batch["priority"] = batch["reward"][:, 1]
             return super().update_controller(rows, **given_phase)
 
     workflow = Learner()

@@ -1,0 +1,192 @@
+"""Rows in memory whose image frames are compressed: more rows in the same memory, paid for with time at every draw.
+
+Frames shrink by as much as they happen to, so the ring counts what they take and says when it is more than its budget;
+its owner then forgets the oldest rows. Everything but the frames lies in an ordinary ring.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_lab.buffers.row_log import Arrays, Layout
+from rl_lab.buffers.rows import RowRing, as_array
+from rl_lab.types import Batch, EnvSpec
+
+_LEVEL = 1  # zlib's fastest: the next levels take twice the time for a few percent
+_LEAST_BYTES = 4096  # of a frame worth compressing: below, what Python adds counts
+_OBJECT_BYTES = 48  # what Python adds to a frame: the bytes object's head and its place in the list
+
+
+def is_frame(dtype: str, shape: Sequence[int]) -> bool:
+    """Images are bytes with a height and a width; small ones stay as they are."""
+    return dtype == "uint8" and len(shape) >= 2 and prod(shape) >= _LEAST_BYTES
+
+
+def frame_bytes(spec: EnvSpec) -> int:
+    """What the image frames of one row of one environment take uncompressed."""
+    return sum(prod(each.shape) for each in spec.observation.values() if is_frame(str(each.dtype), each.shape))
+
+
+class CompressedRing:
+    """A ring of slots whose frames are single compressed objects; None where there is no row (any more)."""
+
+    def __init__(self, *, num_envs: int, slots_per_env: int, device: torch.device, budget_fraction: float) -> None:
+        self.num_envs, self.slots_per_env = num_envs, slots_per_env
+        self.device = device
+        self.budget_fraction = budget_fraction
+        self.layout: Layout = {}
+        self._rest = RowRing(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
+        self._frames: dict[str, list[bytes | None]] = {}  # key -> place env * C + slot -> frame
+        self._used_bytes = 0  # by frames
+
+    @property
+    def columns(self) -> Layout:
+        return self.layout
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self._rest.allocated_bytes + self._used_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        return self._rest.row_bytes + self._raw_frame_bytes
+
+    @property
+    def _raw_frame_bytes(self) -> int:
+        return sum(prod(self.layout[key][1]) for key in self._frames)
+
+    @property
+    def is_over_budget(self) -> bool:
+        places = self.num_envs * self.slots_per_env
+        return self._used_bytes > int(places * self._raw_frame_bytes * self.budget_fraction)
+
+    def drop(self, slot: int) -> None:
+        """Forget the frames of a row of every environment."""
+        for frames in self._frames.values():
+            for place in range(slot, len(frames), self.slots_per_env):
+                self._put(frames, place, None)
+
+    # --- rows in -------------------------------------------------------------------------------
+
+    def write(self, slot: int, row: Batch, known: Collection[str] = ()) -> None:
+        """One row of every environment; a key it does not bring is zero there, `known` keys are there already."""
+        if not row.keys() <= self.layout.keys():
+            new = {key: (as_array(value[:0]).dtype.name, tuple(value.shape[1:])) for key, value in row.items()}
+            self._make_room_for({key: each for key, each in new.items() if key not in self.layout})
+        self._rest.write(slot, {key: value for key, value in row.items() if key not in self._frames}, known)
+        for key in self._frames:
+            if key not in row:
+                self._set_frames(key, range(slot, self._places, self.slots_per_env), [None] * self.num_envs)
+            elif key not in known:
+                self._set_frames(key, range(slot, self._places, self.slots_per_env), as_array(row[key]))
+
+    def write_rows(self, slot: int, rows: Sequence[Batch], known: Collection[str] = ()) -> None:
+        """Consecutive rows from a slot on; the first one's `known` keys are there already."""
+        for index, row in enumerate(rows):
+            self.write((slot + index) % self.slots_per_env, row, () if index else known)
+
+    @property
+    def _places(self) -> int:
+        return self.num_envs * self.slots_per_env
+
+    def _make_room_for(self, new: Layout) -> None:
+        self.layout = {**self.layout, **new}
+        for key, (dtype, shape) in new.items():
+            if is_frame(dtype, shape):
+                self._frames[key] = [None] * self._places
+
+    def _set_frames(self, key: str, places: Iterable[int], frames: Iterable[np.ndarray | None]) -> None:
+        for place, frame in zip(places, frames, strict=True):
+            self._put(self._frames[key], place, None if frame is None else _packed(frame))
+
+    def _put(self, frames: list[bytes | None], place: int, content: bytes | None) -> None:
+        for sign, each in ((-1, frames[place]), (1, content)):
+            if each is not None:
+                self._used_bytes += sign * (len(each) + _OBJECT_BYTES)
+        frames[place] = content
+
+    # --- rows out ------------------------------------------------------------------------------
+
+    def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
+        """`length` consecutive rows from each place: key -> fresh memory `[B, length, ...]`."""
+        batch = self._rest.read(env_index, slot, length)
+        slots = (slot[:, None] + np.arange(length)) % self.slots_per_env
+        places = env_index[:, None] * self.slots_per_env + slots
+        for key in self._frames:
+            batch[key] = torch.from_numpy(self._unpacked(key, places)).to(self.device)
+        return {key: batch[key] for key in self.layout}
+
+    def _unpacked(self, key: str, places: np.ndarray) -> np.ndarray:
+        """The frames of these places, `[*places.shape, ...]`."""
+        shape, frames = self.layout[key][1], self._frames[key]
+        raw_bytes = prod(shape)
+        unpacked = np.zeros((places.size, raw_bytes), np.uint8)
+        for index, place in enumerate(places.ravel().tolist()):
+            content = frames[place]
+            if content is not None:
+                raw = content if len(content) == raw_bytes else zlib.decompress(content, bufsize=raw_bytes)
+                unpacked[index] = np.frombuffer(raw, np.uint8)
+        return unpacked.reshape(*places.shape, *shape)
+
+    def view(self, key: str) -> np.ndarray:
+        """Every slot of a key that is no frame, `[N, C, ...]`, in place."""
+        return self._rest.view(key)
+
+    # --- stretches of slots and single rows ----------------------------------------------------
+
+    def lay_out(self, layout: Layout) -> None:
+        """Forget every row and make room for these keys."""
+        self.layout, self._frames, self._used_bytes = {}, {}, 0
+        self._make_room_for(dict(layout))
+        self._rest.lay_out({key: each for key, each in layout.items() if key not in self._frames})
+
+    def get_slots(self, start: int, stop: int) -> Arrays:
+        """Neighbouring slots of every key, `[N, stop - start, ...]`."""
+        rest = self._rest.get_slots(start, stop)
+        places = np.arange(self.num_envs)[:, None] * self.slots_per_env + np.arange(start, stop)
+        return {key: self._unpacked(key, places) if key in self._frames else rest[key] for key in self.layout}
+
+    def set_slots(self, start: int, rows: Arrays) -> None:
+        """Fill neighbouring slots from `[N, count, ...]` per key."""
+        self._rest.set_slots(start, {key: values for key, values in rows.items() if key not in self._frames})
+        for key in self._frames.keys() & rows.keys():
+            for env_index, frames in enumerate(rows[key]):
+                first = env_index * self.slots_per_env + start
+                self._set_frames(key, range(first, first + len(frames)), frames)
+
+    def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
+        """What single rows hold under a key, `[K, ...]`."""
+        if key in self._frames:
+            return self._unpacked(key, env_index * self.slots_per_env + slot)
+        return self._rest.get_values(key, env_index, slot)
+
+    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray) -> None:
+        """Replace what single rows hold under a key."""
+        if key not in self._frames:
+            self._rest.set_values(key, env_index, slot, values)
+            return
+        places = (env_index * self.slots_per_env + slot).ravel().tolist()
+        self._set_frames(key, places, values.reshape(len(places), *self.layout[key][1]))
+
+    def get_rows(self, used: int) -> Arrays:
+        """The first `used` slots, `[N, used, ...]` per key, copied."""
+        return {key: values.copy() for key, values in self.get_slots(0, used).items()} if used else {}
+
+    def set_rows(self, rows: Mapping[str, Tensor | np.ndarray]) -> None:
+        """Put back what `get_rows` gave and forget everything else."""
+        arrays = {key: np.asarray(value) for key, value in rows.items()}
+        self.lay_out({key: (value.dtype.name, value.shape[2:]) for key, value in arrays.items()})
+        self.set_slots(0, arrays)
+
+
+def _packed(frame: np.ndarray) -> bytes:
+    """The frame compressed, or as it is where that is no shorter: its length tells which."""
+    raw = frame.tobytes()
+    packed = zlib.compress(raw, _LEVEL)
+    return packed if len(packed) < len(raw) else raw

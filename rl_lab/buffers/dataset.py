@@ -1,0 +1,364 @@
+"""Datasets on disk: a folder of compressed chunks with a description, or one plain npz file.
+
+    data/cartpole/   dataset.json        what the rows are, where they come from, every chunk with its checksum
+                     chunk_00000.npz     whole episodes, one after the other: observation keys, reward, is_first,
+                     chunk_00001.npz     is_last, is_terminal, action, each [rows, ...]
+
+Rows follow the one data convention (docs/time_steps.md). Every episode ends in an is_last row: where collecting
+stopped in mid-episode the last row is marked as a time limit would be, so that nothing is learnt across the seam.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_lab.types import ROW_KEYS, ActionSpec, ConfigError, EnvSpec, did_you_mean
+
+Arrays = dict[str, np.ndarray]
+
+SCHEMA_VERSION = 1
+DESCRIPTION_FILE = "dataset.json"
+CHUNK_BYTES = 64 * 2**20  # before compression: what reading or writing holds in memory at a time
+_BLOCK_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Rows that can be read once from the beginning to the end, in blocks."""
+
+    name: str  # how messages call it
+    num_rows: int
+    blocks: Callable[[], Iterator[Arrays]]
+    fingerprint: str  # of the content, wherever it lies
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def write_dataset(path: Path, episodes: Iterable[Arrays], description: Callable[[], Mapping[str, Any]]) -> None:
+    """Write episodes as they come, then what `description` says of them; nothing is at `path` before all of it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial.mkdir()
+    try:
+        chunks = list(_write_chunks(partial, episodes))
+        content = {"schema_version": SCHEMA_VERSION, **description(), "chunks": chunks}
+        (partial / DESCRIPTION_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        if path.exists():
+            shutil.rmtree(path)
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_chunks(folder: Path, episodes: Iterable[Arrays]) -> Iterator[dict[str, Any]]:
+    waiting: list[Arrays] = []
+    count = size = 0
+    for episode in episodes:
+        waiting.append(episode)
+        size += sum(value.nbytes for value in episode.values())
+        if size >= CHUNK_BYTES:
+            yield _write_chunk(folder / f"chunk_{count:05d}.npz", waiting)
+            waiting, size, count = [], 0, count + 1
+    if waiting:
+        yield _write_chunk(folder / f"chunk_{count:05d}.npz", waiting)
+
+
+def _write_chunk(file: Path, episodes: list[Arrays]) -> dict[str, Any]:
+    rows = {key: np.concatenate([episode[key] for episode in episodes]) for key in episodes[0]}
+    memory = io.BytesIO()
+    np.savez_compressed(memory, **rows)  # type: ignore[arg-type]  # keys are names, not its `allow_pickle`
+    data = memory.getvalue()
+    file.write_bytes(data)
+    return {
+        "file": file.name,
+        "rows": len(rows["reward"]),
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def spec_description(spec: EnvSpec) -> dict[str, Any]:
+    """The part of a description that training is checked against."""
+    observation = {
+        key: {"shape": list(each.shape), "dtype": each.dtype, "num_values": list(each.num_values)}
+        for key, each in spec.observation.items()
+    }
+    action = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(spec.action).items()}
+    return {"observation": observation, "action": {key: action[key] for key in ("kind", "sizes", "low", "high")}}
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def open_folder(path: Path, spec: EnvSpec) -> RowSource:
+    """A collected folder; what its description says is checked against the environment before any row is read."""
+    file = path / DESCRIPTION_FILE
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+        version, chunks = description["schema_version"], description["chunks"]
+        listed = [(str(chunk["file"]), int(chunk["rows"]), str(chunk["sha256"])) for chunk in chunks]
+        stored = {key: (tuple(each["shape"]), str(each["dtype"])) for key, each in description["observation"].items()}
+        action = (str(description["action"]["kind"]), tuple(description["action"]["sizes"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"Dataset {path}: {file.name} is damaged ({error!r}). Collect the dataset again.") from error
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"Dataset {path} has schema version {version!r}; this RL Lab reads version {SCHEMA_VERSION}. "
+            "Upgrade with `pip install --upgrade rl-lab`, or collect it again."
+        )
+    _check_keys(stored, spec, name=str(path))
+    for key, (shape, dtype) in stored.items():
+        expected = (spec.observation[key].shape, spec.observation[key].dtype)
+        if (shape, dtype) != expected:
+            raise _mismatch(str(path), key, _words((shape, dtype)), _words(expected), spec)
+    if action != (spec.action.kind, spec.action.sizes):
+        raise _mismatch(str(path), "action", _words(action), _words((spec.action.kind, spec.action.sizes)), spec)
+    for name, _, _ in listed:
+        if not (path / name).is_file():
+            raise ConfigError(
+                f"Dataset {path}: {name} is missing, {DESCRIPTION_FILE} lists {len(listed)} chunks. "
+                "Copy the whole folder again, or collect it again with `rl-lab collect`."
+            )
+
+    def blocks() -> Iterator[Arrays]:
+        for name, rows, digest in listed:
+            yield _read_chunk(path / name, rows, digest)
+
+    digests = "".join(digest for _, _, digest in listed)
+    return RowSource(
+        str(path), sum(rows for _, rows, _ in listed), blocks, hashlib.sha256(digests.encode()).hexdigest()
+    )
+
+
+def _read_chunk(file: Path, rows: int, digest: str) -> Arrays:
+    data = file.read_bytes()
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ConfigError(
+            f"Dataset {file.parent}: {file.name} is cut off or damaged: its checksum is not the one in "
+            f"{DESCRIPTION_FILE}. Copy it again, or collect the dataset again with `rl-lab collect`."
+        )
+    chunk = _load(io.BytesIO(data), str(file))
+    found = {len(value) for value in chunk.values()}
+    assert found == {rows}, f"{file} holds {found} rows where {rows} are listed"
+    return chunk
+
+
+def _load(file: Any, name: str) -> Arrays:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError, AttributeError) as error:
+        raise ConfigError(
+            f"Dataset {name} is no npz file that can be read ({error}): it is cut off, damaged, of another kind, or "
+            "holds Python objects. Write it with numpy.savez from plain arrays."
+        ) from error
+
+
+# --- the plain layout: one file, one flat sequence of steps --------------------------------------
+
+
+def open_plain(path: Path, spec: EnvSpec) -> RowSource:
+    """observations, actions, rewards, terminations and truncations of T steps in a row, as `env.step` saw them.
+
+    step t        o0 a0   o1 a1   o2 a2 | o3 a3 ...       an episode ends after a2
+    reward          r0      r1      r2                    what `env.step(a)` returned
+    our rows      o0 a0   o1 a1   o2 a2   last | o3 ...   `last` shows next_observations[2] where the file has them
+    reward        0       r0      r1      r2
+
+    Without them a terminated episode repeats o2 in its last row, which nobody values, and a truncated one, whose last
+    observation is valued, ends a step earlier: in o2.
+    """
+    name, data = str(path), _load(path, str(path))
+    known = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations")
+    for key in known:
+        if key not in data and key != "next_observations" and not any(each.startswith(f"{key}.") for each in data):
+            raise ConfigError(
+                f"Dataset {name} lacks '{key}'.{did_you_mean(key, data)} It has: {', '.join(data) or 'nothing'}. "
+                f"A plain file holds {', '.join(known)} (next_observations may be left out); several observation keys "
+                "are written observations.NAME."
+            )
+    observations = _observations(data, "observations", spec)
+    following = _observations(data, "next_observations", spec)
+    _check_keys(observations, spec, name=name)
+    steps = {key: np.asarray(data[key]) for key in ("rewards", "terminations", "truncations", "actions")}
+    lengths = {key: len(value) for key, value in {**steps, **observations, **following}.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"Dataset {name}: arrays differ in length: {lengths}. One entry per step belongs in each.")
+    terminated, truncated = (_flag(steps[key], name) for key in ("terminations", "truncations"))
+    plan = _plan_rows(terminated, terminated | truncated, has_following=bool(following))
+    actions = to_policy_actions(steps["actions"], spec.action, name=name)
+
+    def blocks() -> Iterator[Arrays]:
+        for begin in range(0, len(plan.step), _BLOCK_ROWS):
+            cut = slice(begin, begin + _BLOCK_ROWS)
+            step, is_added, is_first, is_last = (
+                part[cut] for part in (plan.step, plan.is_added, plan.is_first, plan.is_last)
+            )
+            rows = {key: values[step] for key, values in observations.items()}
+            for key, values in following.items():
+                rows[key][is_added] = values[step[is_added]]
+            arrived = np.where(is_added, step, np.maximum(step - 1, 0))
+            reward = np.where(is_first, 0.0, steps["rewards"].reshape(-1)[arrived])
+            is_terminal = is_last & is_added & terminated[step]
+            flags = {"is_first": is_first, "is_last": is_last, "is_terminal": is_terminal}
+            yield {**rows, "reward": reward.astype(np.float32), **flags, "action": actions[step]}
+
+    return RowSource(name, len(plan.step), blocks, file_digest(path))
+
+
+@dataclass(frozen=True)
+class _RowPlan:
+    step: np.ndarray  # which step a row shows
+    is_added: np.ndarray  # the row after the step: the episode's last observation
+    is_first: np.ndarray
+    is_last: np.ndarray
+
+
+def _plan_rows(terminated: np.ndarray, ended: np.ndarray, *, has_following: bool) -> _RowPlan:
+    is_first, is_end = np.ones(len(ended), bool), ended.copy()
+    is_first[1:] = ended[:-1]
+    is_end[-1:] = True  # the file may stop in mid-episode
+    is_extended = is_end if has_following else terminated
+    step = np.repeat(np.arange(len(ended)), 1 + is_extended)
+    is_added = np.zeros(len(step), bool)
+    is_added[1:] = step[1:] == step[:-1]
+    plan = _RowPlan(step, is_added, is_first[step] & ~is_added, is_end[step] & (is_added | ~is_extended[step]))
+    is_alone = plan.is_first & plan.is_last  # no step of such an episode is known whole
+    return _RowPlan(*(part[~is_alone] for part in (plan.step, plan.is_added, plan.is_first, plan.is_last)))
+
+
+def _observations(data: Arrays, prefix: str, spec: EnvSpec) -> Arrays:
+    if prefix in data:
+        lone = next(iter(spec.observation)) if len(spec.observation) == 1 else "observations"
+        return {lone: as_spec(data[prefix], lone, spec)}
+    named = {key.removeprefix(f"{prefix}."): value for key, value in data.items() if key.startswith(f"{prefix}.")}
+    return {key: as_spec(value, key, spec) for key, value in named.items()}
+
+
+def as_spec(values: np.ndarray, key: str, spec: EnvSpec) -> np.ndarray:
+    """Numbers as the environment's spec stores them, where that loses nothing that matters: axes flattened as our
+    environments do, float64 and integers to float32, integers to int64. Anything else stays, and is refused later."""
+    expected = spec.observation.get(key)
+    if expected is None:
+        return values
+    if values.shape[1:] != expected.shape and prod(values.shape[1:]) == prod(expected.shape):
+        if expected.dtype != "uint8" or values.ndim == len(expected.shape):
+            values = values.reshape(len(values), *expected.shape)
+    fits = {"float32": "fiub", "int64": "iu", "bool": "biu"}.get(expected.dtype, "")
+    return values.astype(expected.dtype) if values.dtype.kind in fits else values
+
+
+def to_policy_actions(actions: np.ndarray, spec: ActionSpec, *, name: str, start: Any = 0) -> np.ndarray:
+    """What `env.step` was given as what a policy answers: discrete from 0, continuous in [-1, 1] where bounded."""
+    if prod(actions.shape[1:]) != prod(spec.shape):
+        raise ConfigError(
+            f"Dataset {name}: action has shape {list(actions.shape[1:])}, the environment's has {list(spec.shape)}. "
+            "Use a dataset of this environment."
+        )
+    actions = actions.reshape(len(actions), *spec.shape)
+    if spec.kind != "continuous":
+        if actions.dtype.kind not in "iub":
+            raise ConfigError(
+                f"Dataset {name}: action has dtype {actions.dtype}, the environment takes "
+                f"{_words((spec.kind, spec.sizes))}. Store whole numbers."
+            )
+        return actions.astype(np.int64) - np.reshape(np.asarray(start, np.int64), spec.shape if np.ndim(start) else ())
+    low, high = np.array(spec.low, np.float64), np.array(spec.high, np.float64)
+    is_bounded = np.isfinite(low) & np.isfinite(high)
+    middle, half = np.where(is_bounded, (low + high) / 2, 0.0), np.where(is_bounded, (high - low) / 2, 1.0)
+    return ((actions - middle) / half).astype(np.float32)
+
+
+def file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flag(values: np.ndarray, name: str) -> np.ndarray:
+    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
+        raise ConfigError(f"Dataset {name}: terminations and truncations hold true or false (or 0 and 1) per step.")
+    return values.reshape(-1).astype(bool)
+
+
+# --- is it this environment's? -------------------------------------------------------------------
+
+
+def check_rows(rows: Arrays, spec: EnvSpec, *, name: str, first_row: int) -> None:
+    """Refuse rows that this environment could not have given: other keys, shapes, dtypes or values, and NaN."""
+    _check_keys({key: None for key in rows if key not in ROW_KEYS}, spec, name=name)
+    scalars = {"reward": "float32", "is_first": "bool", "is_last": "bool", "is_terminal": "bool"}
+    expected = {key: (each.shape, each.dtype) for key, each in spec.observation.items()}
+    expected |= {key: ((), dtype) for key, dtype in scalars.items()}
+    expected["action"] = (spec.action.shape, spec.action.dtype)
+    for key, (shape, dtype) in expected.items():
+        if key not in rows:
+            raise ConfigError(
+                f"Dataset {name}: rows lack '{key}'. Rows have the observation keys and {', '.join(ROW_KEYS)}: "
+                "see docs/time_steps.md, or collect again with `rl-lab collect`."
+            )
+        found = (rows[key].shape[1:], rows[key].dtype.name)
+        if found != (shape, dtype):
+            raise _mismatch(name, key, _words(found), _words((shape, dtype)), spec)
+        _check_finite(rows, key, name, first_row)
+    ranges: list[tuple[str, tuple[int, ...]]] = [(key, each.num_values) for key, each in spec.observation.items()]
+    if spec.action.kind != "continuous":
+        ranges.append(("action", spec.action.sizes))
+    for key, counts in ranges:
+        if counts:
+            _check_range(rows, key, counts, name, first_row)
+
+
+def _check_keys(found: Mapping[str, Any], spec: EnvSpec, *, name: str) -> None:
+    if found.keys() != spec.observation.keys():
+        raise _mismatch(
+            name, "the set of observation keys", ", ".join(found) or "none", ", ".join(spec.observation), spec
+        )
+
+
+def _check_finite(rows: Arrays, key: str, name: str, first_row: int) -> None:
+    values = rows[key]
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return
+    bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+    raise ConfigError(
+        f"Dataset {name}: {key} is not finite in {len(bad)} rows, first in row {first_row + bad[0]} "
+        f"({values[bad[0]]!s}); finite numbers are expected. Leave those episodes out, or collect again."
+    )
+
+
+def _check_range(rows: Arrays, key: str, counts: tuple[int, ...], name: str, first_row: int) -> None:
+    values = rows[key].reshape(len(rows[key]), -1)
+    bad = np.flatnonzero(((values < 0) | (values >= np.array(counts))).any(axis=1))
+    if len(bad):
+        raise ConfigError(
+            f"Dataset {name}: {key} is {rows[key][bad[0]]!s} in row {first_row + bad[0]}; whole numbers from 0 to "
+            f"below {list(counts)} are expected. Use a dataset of this environment, or count from 0."
+        )
+
+
+def _mismatch(name: str, key: str, found: str, expected: str, spec: EnvSpec) -> ConfigError:
+    return ConfigError(
+        f"Dataset {name}: {key} is {found}, but environment '{spec.id}' has {expected}. Use a dataset of this "
+        "environment with the same wrappers, or set environment.id (and its wrappers) to what the dataset was "
+        "collected from."
+    )
+
+
+def _words(pair: tuple[Any, Any]) -> str:
+    """`float32 [4]`, `discrete [2]`."""
+    first, second = pair
+    kind, sizes = (second, first) if isinstance(first, tuple) else (first, second)
+    return f"{kind} {list(sizes)}"

@@ -1,0 +1,242 @@
+"""Replay on the disk: the same batches as in memory, checkpoints that are never spoilt, full disks met in time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_row_log import KINDS, assert_same_batches, fill, make, row, rows_file, saved, sizes
+
+from rl_lab.buffers.replay import ReplayBuffer
+from rl_lab.buffers.row_log import record_dtype
+from rl_lab.buffers.sequence import SequenceReplay
+from rl_lab.types import ConfigError, RunError
+from rl_lab.utils.tree import equal
+
+
+def on_disk(directory: Path | None, kind: Any = ReplayBuffer, **settings: Any) -> Any:
+    return make(directory, kind, storage="disk", **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_the_same_seed_gives_the_same_batches_as_memory(kind: str, is_pending: bool, tmp_path: Path) -> None:
+    cls, settings = KINDS[kind]
+    disk, memory = on_disk(tmp_path, cls, **settings), make(None, cls, **settings)
+    for time in range(90):
+        for each in (disk, memory):
+            fill(each, range(time, time + 1), is_pending=is_pending)
+        assert disk.ready() == memory.ready()
+        if memory.ready():
+            assert_same_batches(disk, memory, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_pending", [False, True])
+@pytest.mark.parametrize("count", [3, 20, 47])
+def test_a_replay_on_the_disk_is_restored_to_the_bit(kind: str, is_pending: bool, count: int, tmp_path: Path) -> None:
+    cls, settings = KINDS[kind]
+    memory = fill(make(None, cls, **settings), range(count), is_pending=is_pending)
+    disk = on_disk(tmp_path, cls, **settings)
+    for first in range(0, count, 7):
+        fill(disk, range(first, min(first + 7, count)), is_pending=is_pending)
+        state = saved(disk)
+    again = on_disk(tmp_path, cls, **settings, seed=5)
+    again.set_state(state)
+    fill(memory, range(count, count + 30), is_pending=is_pending)
+    fill(again, range(count, count + 30), is_pending=is_pending)
+    assert_same_batches(again, memory)
+
+
+def test_memory_reads_what_the_disk_saved_and_the_other_way_round(tmp_path: Path) -> None:
+    disk = fill(on_disk(tmp_path), range(30), is_pending=True)
+    memory = make(tmp_path)
+    memory.set_state(saved(disk))
+    assert_same_batches(memory, disk)
+    for each in (memory, disk):
+        fill(each, range(30, 45))
+    disk.set_state(saved(memory))
+    assert_same_batches(disk, memory)
+
+
+def test_random_saves_kills_and_returns_equal_a_replay_in_memory(tmp_path: Path) -> None:
+    chance = random.Random(4)
+    settings = {"sequence_length": 3, "capacity_rows": 22, "online_queue": False, "write_back": ["latent"]}
+    disk, twin = on_disk(tmp_path, SequenceReplay, **settings), make(None, SequenceReplay, **settings)
+    time, checkpoints = 0, []
+    for _ in range(80):
+        for _ in range(chance.randrange(1, 9)):
+            for each in (disk, twin):
+                fill(each, range(time, time + 1), extra=True)
+            time += 1
+        if twin.ready():
+            first, second = disk.sample(), twin.sample()
+            assert equal(first, second)
+            for each, batch in ((disk, first), (twin, second)):
+                each.write(batch["index"], "latent", batch["latent"] + 1)
+        if chance.random() < 0.4:
+            checkpoints = [*checkpoints[-2:], (time, saved(disk), saved(twin))]
+            logs = [state["log"] for _, state, _ in checkpoints]
+            disk.remove_files_but({each["file"] for log in logs for each in (*log["stretches"], *log["patches"])})
+        if checkpoints and chance.random() < 0.2:  # killed: anew from one of the checkpoints
+            time, state, twin_state = chance.choice(checkpoints)
+            checkpoints = [each for each in checkpoints if each[0] <= time]
+            disk, twin = on_disk(tmp_path, SequenceReplay, **settings), make(None, SequenceReplay, **settings)
+            disk.set_state(state)
+            twin.set_state(twin_state)
+    assert_same_batches(disk, twin, 20)
+
+
+def test_what_a_checkpoint_names_is_never_changed(tmp_path: Path) -> None:
+    disk = on_disk(tmp_path, SequenceReplay, sequence_length=4, write_back=["latent"])
+    fill(disk, range(20), extra=True)
+    state = saved(disk)
+    content = {each["file"]: (tmp_path / each["file"]).read_bytes()[: each["bytes"]]
+               for each in state["log"]["stretches"]}  # fmt: skip
+    batch = disk.sample()
+    disk.write(batch["index"], "latent", batch["latent"] + 1)
+    fill(disk, range(20, 60), extra=True)
+    disk.set_pending(row(60, is_answered=False))
+    disk.get_state()
+    for file, before in content.items():
+        assert (tmp_path / file).read_bytes()[: len(before)] == before
+
+
+def test_a_ring_that_comes_round_keeps_its_budget(tmp_path: Path) -> None:
+    disk = on_disk(tmp_path)
+    fill(disk, range(1))
+    record = record_dtype(disk._ring.layout).itemsize * 2
+    for first in range(0, 300, 50):
+        fill(disk, range(first + 1, first + 51))
+        assert sum(sizes(tmp_path).values()) == disk._ring.disk_bytes <= (20 + 2 * 3) * record, (
+            "two files of three rows"
+        )
+        assert disk._ring.allocated_bytes == 40, "only one flag of each row is in memory"
+    disk.get_state()
+    fill(disk, range(301, 400))
+    assert sum(sizes(tmp_path).values()) <= 2 * (20 + 2 * 3) * record, "what a checkpoint may need, and the ring"
+    disk.get_state()
+    disk.remove_files_but(set())
+    assert sum(sizes(tmp_path).values()) == disk._ring.disk_bytes
+
+
+def test_a_save_flushes_and_copies_nothing(tmp_path: Path) -> None:
+    disk = fill(on_disk(tmp_path), range(10))
+    before = sizes(tmp_path)
+    disk.get_state()
+    assert sizes(tmp_path) == before
+
+
+def test_no_file_is_open_between_calls(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    disk = fill(on_disk(tmp_path), range(50))
+    disk.get_state()
+    disk.sample()
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_policy_that_keeps_more_later_has_zeros_in_its_older_rows(tmp_path: Path) -> None:
+    disk, memory = on_disk(tmp_path), make(None)
+    for each in (disk, memory):
+        fill(each, range(6), is_pending=True)
+        fill(each, range(6, 12), extra=True)
+    assert_same_batches(disk, memory)
+    again = on_disk(tmp_path)
+    again.set_state(saved(disk))
+    assert_same_batches(again, memory)
+
+
+def test_rows_that_went_elsewhere_end_the_episode_there_too(tmp_path: Path) -> None:
+    disk, memory = on_disk(tmp_path), make(None)
+    for each in (disk, memory):
+        fill(each, range(3), is_pending=True)
+        each.add(row(12))
+        fill(each, range(13, 16))
+    assert_same_batches(disk, memory)
+
+
+def test_without_a_folder_it_can_be_built_and_checked_but_not_filled() -> None:
+    disk = on_disk(None)
+    assert disk.get_state()["rows"] == {}
+    disk.set_state(disk.get_state())
+    with pytest.raises(ConfigError, match=r"storage is disk, but there is no directory.*`directory`"):
+        disk.add(row(0))
+
+
+def test_rows_in_full_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    state = saved(fill(make(None), range(5)))
+    with pytest.raises(RunError, match=r"holds its rows in full.*storage: cpu"):
+        on_disk(tmp_path).set_state(state)
+
+
+def test_a_deleted_short_or_altered_file_is_named(tmp_path: Path) -> None:
+    state = saved(fill(on_disk(tmp_path), range(10)))
+    path, stretch = rows_file(tmp_path), state["log"]["stretches"][0]
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    with pytest.raises(RunError, match=rf"{path.name} has changed since it was written"):
+        on_disk(tmp_path).set_state(state)
+    path.write_bytes(content[: stretch["bytes"] - 1])
+    with pytest.raises(RunError, match=rf"{path.name} has {stretch['bytes'] - 1} bytes where"):
+        on_disk(tmp_path).set_state(state)
+    path.unlink()
+    with pytest.raises(RunError, match=rf"{path.name} is missing"):
+        on_disk(tmp_path).set_state(state)
+
+
+def test_a_full_disk_is_met_before_a_row_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my_run" / "replay" / "replay"
+    disk = fill(on_disk(folder), range(3))
+    state = saved(disk)
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunError, match=r"disk full: the replay in .* cannot grow by .*`rl-lab resume my_run`"):
+        fill(disk, range(3, 20))
+    monkeypatch.undo()
+    again = on_disk(folder)
+    again.set_state(state)
+    assert again.num_rows == 6
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+    with pytest.raises(OSError, match="broken"):
+        fill(again, range(3, 20))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of one MiB."""
+    mount_point = tmp_path / "small_disk"
+    mount_point.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount_point)]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount command here; the same case runs with an injected ENOSPC")
+    if answer.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here ({answer.stderr.strip()}); the case runs with an injected ENOSPC")
+    yield mount_point
+    subprocess.run(["umount", str(mount_point)], check=True)
+
+
+def test_a_really_full_disk_stops_with_a_clear_message_and_intact_rows(small_disk: Path) -> None:
+    disk = on_disk(small_disk / "mine" / "replay" / "replay", capacity_rows=100_000)
+    fill(disk, range(5))
+    state = saved(disk)
+    with pytest.raises(RunError, match=r"disk full: .* cannot grow by .*Free some space.*`rl-lab resume mine`"):
+        for time in range(5, 50_000):
+            disk.add(row(time))
+    again = on_disk(small_disk / "mine" / "replay" / "replay", capacity_rows=100_000)
+    again.set_state(state)
+    assert np.array_equal(again._ring.get_slots(0, 5)["vector"][0, :, 1], np.arange(5.0))
+    assert torch.equal(again.sample()["is_first"].any(), torch.tensor(True))
+    del disk, again  # mappings go before the disk does

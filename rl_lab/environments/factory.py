@@ -27,7 +27,8 @@ from rl_lab.types import ConfigError, EnvironmentFault, did_you_mean
 from rl_lab.utils.seeding import STREAMS, stream_seed
 
 VECTORIZATIONS = ("auto", "native", "sync", "async")
-ASYNC_WORTH_S = 1e-3  # a message to a worker and back costs about a tenth of this
+MESSAGE_S = 1.5e-4  # what a message to a worker and back costs the parent
+ASYNC_WORTH = 0.6  # processes must promise at least this part of the time, or busy cores eat up what they win
 TIMING_STEPS, TIMING_S = 20, 0.1
 
 
@@ -136,8 +137,15 @@ def _choose(
     if vectorization == "async":
         return "async" if not is_debugged() else "sync"
     if vectorization == "auto" and can_fork_out and available_cores() > 1:
-        return "async" if _seconds_per_step(scratch, plan) > ASYNC_WORTH_S else "sync"
+        return "async" if is_worth_processes(_seconds_per_step(scratch, plan), num_envs, available_cores()) else "sync"
     return "sync"
+
+
+def is_worth_processes(seconds_per_step: float, num_envs: int, num_cores: int) -> bool:
+    """Whether workers, one per core, would move all environments clearly sooner than this process alone."""
+    num_workers = min(num_envs, num_cores)
+    together = seconds_per_step * -(-num_envs // num_workers) + MESSAGE_S * num_workers
+    return together < ASYNC_WORTH * seconds_per_step * num_envs
 
 
 def why_not_native(registered: GymnasiumSpec, recipe: Recipe) -> str | None:

@@ -23,10 +23,12 @@ LABELS: dict[str, tuple[str, ...]] = {
     "BipedalWalker": ("hip 1", "knee 1", "hip 2", "knee 2"),
     "BipedalWalkerHardcore": ("hip 1", "knee 1", "hip 2", "knee 2"),
     "CarRacing": ("steer", "gas", "brake"),
+    "rl_lab/CarRacing": ("steer", "gas", "brake"),
     "rl_lab/Corridor": ("left", "right"),
     "rl_lab/Recall": ("cue 0", "cue 1"),
     "rl_lab/PixelCatch": ("left", "stay", "right"),
 }
+MINIGRID = ("left", "right", "forward", "pick up", "drop", "toggle", "done")
 
 
 def action_labels(env: gym.Env, num_labels: int) -> tuple[str, ...]:
@@ -34,7 +36,8 @@ def action_labels(env: gym.Env, num_labels: int) -> tuple[str, ...]:
     if env.spec is None:
         return ()
     name = f"{env.spec.namespace}/{env.spec.name}" if env.spec.namespace else env.spec.name
-    labels = list(LABELS.get(name, ()))
+    labels = list(LABELS.get(name, MINIGRID if name.startswith(("MiniGrid-", "BabyAI-")) else ()))
+    labels = labels or list(getattr(env.unwrapped, "action_labels", ()))
     inner_first: list[gym.Wrapper] = []
     while isinstance(env, gym.Wrapper):
         inner_first.insert(0, env)

@@ -107,7 +107,7 @@ def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
         max_episode_steps=max_episode_steps,
         solved_return=None if registered is None else registered.reward_threshold,
         frames_per_step=frames_per_step,
-        render_fps=int(env.metadata.get("render_fps") or 30),
+        render_fps=max(1, round((env.metadata.get("render_fps") or 30) / frames_per_step)),
         description=observations.description,
     )
     return Blueprint(override_spec(spec, recipe.overrides), observations, actions)

@@ -95,14 +95,23 @@ def require_positive(wrapper: str, name: str, value: int) -> None:
 @register_wrapper("frame_skip")
 class ActionRepeat(gym.Wrapper):
     """Each action is taken `count` times: rewards add up, the last observation is returned, an end stops early.
-    `frame_skip` is the same under the name it has for video games."""
+    `frame_skip` is the same under the name it has for video games.
+
+    An environment with an attribute `is_observed` and a method `observe()` is told not to look (or draw) in between.
+    """
 
     def __init__(self, env: gym.Env, count: int) -> None:
         require_positive("action_repeat", "count", count)
         super().__init__(env)
         self.frames_per_agent_step = count
+        between = env
+        while isinstance(between, gym.wrappers.TimeLimit | gym.wrappers.OrderEnforcing):
+            between = between.env
+        self.looks_on_demand = hasattr(between, "is_observed")  # no other wrapper needs the frames in between
 
     def step(self, action: Any) -> StepResult:
+        if self.looks_on_demand:
+            return self._step_unseen(action)
         total = 0.0
         for _ in range(self.frames_per_agent_step):
             observation, reward, terminated, truncated, info = self.env.step(action)
@@ -110,6 +119,18 @@ class ActionRepeat(gym.Wrapper):
             if terminated or truncated:
                 break
         return observation, total, terminated, truncated, info
+
+    def _step_unseen(self, action: Any) -> StepResult:
+        base: Any = self.unwrapped
+        total = 0.0
+        base.is_observed = False
+        for _ in range(self.frames_per_agent_step):
+            _, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        base.is_observed = True
+        return base.observe(), total, terminated, truncated, info
 
 
 @register_wrapper("time_limit")

@@ -1,0 +1,213 @@
+"""Off-policy learners beside Stable-Baselines3, in turns in one process, so that a noisy machine hits both alike.
+
+    pip install stable-baselines3
+    python benchmarks/off_policy.py                      # three repeats
+    python benchmarks/off_policy.py --repeats 5 --json figures.json
+
+DQN on CartPole-v1: agent steps per second with SB3's zoo hyper-parameters on both sides: batches of 64, 128 updates
+after every 256 agent steps, replay of 100,000, learning rate 2.3e-3, one-step targets without double, gradients clipped
+at 10; with the zoo's network of 256x256 and with SB3's default of 64x64. SB3 moves its target network every 10 agent
+steps, all of which lie between two bursts of updates, so that it moves once per burst: every 128 updates here. SB3 is
+measured with the one environment of its zoo and with as many as ours.
+
+Both sides learn in short chunks, one after the other; a figure is the median over the chunks. Both use one torch
+thread. Seconds are those of the training loop; imports, construction and the steps before learning starts are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_lab.composition import compose
+from rl_lab.wiring import build
+
+NUM_ENVS, STEPS_PER_BURST, UPDATES_PER_BURST = 8, 256, 128
+LEARNING_STARTS = 1_024
+OURS_DQN = [
+    f"environment.num_envs={NUM_ENVS}",
+    "algorithm.double=false",
+    "algorithm.n_step=1",
+    f"algorithm.target_every={UPDATES_PER_BURST}",
+    "algorithm.epsilon='linear(1.0, 0.04, over=8000 agent_steps)'",
+    "optimizers.controller.learning_rate=2.3e-3",
+    "buffers.replay.batch_size=64",
+    "buffers.replay.capacity_rows=100000",
+    f"buffers.replay.minimum_rows={LEARNING_STARTS}",
+    f"training.phases.train.collect_steps={STEPS_PER_BURST // NUM_ENVS}",
+    f"training.phases.train.updates_per_step={UPDATES_PER_BURST / STEPS_PER_BURST}",
+]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one side did while it had its turn."""
+
+    what: str
+    side: str
+    seconds: float
+    cpu_seconds: float  # of this process alone: what a busy machine does not stretch
+    agent_steps: int
+    updates: int
+
+
+Side = Callable[[int, int], Iterator[Chunk]]
+"""`side(chunks, steps_per_chunk)`: learns one chunk whenever it is asked for the next."""
+
+
+def now() -> tuple[float, float]:
+    """Wall clock and CPU time."""
+    return time.perf_counter(), time.process_time()
+
+
+def passed_since(start: tuple[float, float]) -> tuple[float, float]:
+    return time.perf_counter() - start[0], time.process_time() - start[1]
+
+
+# --- DQN ---------------------------------------------------------------------------------------
+
+
+def ours_dqn(hidden_size: int, chunks: int, steps_per_chunk: int) -> Iterator[Chunk]:
+    network = f"components.q_values.hidden_sizes=[{hidden_size},{hidden_size}]"
+    total = LEARNING_STARTS + chunks * steps_per_chunk
+    config = compose(
+        "CartPole-v1:dqn",
+        ["seed=1", "evaluation.final_episodes=0", *OURS_DQN, network, f"training.phases.train.duration_steps={total}"],
+    )
+    experiment = build(config, run=None, quiet=True)
+    orchestrator, scheduler = experiment.orchestrator, experiment.orchestrator.scheduler
+    orchestrator.workflow.enter_phase(scheduler.current())
+
+    def learn(until_steps: int) -> None:
+        """The loop of Orchestrator.run, one chunk of it."""
+        while not scheduler.finished and scheduler.run_counts.agent_steps < until_steps:
+            orchestrator._cycle(scheduler.current())
+            phase_ended = scheduler.end_cycle()
+            experiment.housekeeping.after_cycle(phase_ended=phase_ended)
+
+    learn(LEARNING_STARTS)
+    for index in range(chunks):
+        before, start = scheduler.run_counts, now()
+        learn(LEARNING_STARTS + (index + 1) * steps_per_chunk)
+        steps, updates = (getattr(scheduler.run_counts, n) - getattr(before, n) for n in ("agent_steps", "updates"))
+        yield Chunk(
+            f"DQN {hidden_size}x{hidden_size}", f"rl-lab, {NUM_ENVS} envs", *passed_since(start), steps, updates
+        )
+    experiment.close()
+
+
+def sb3_dqn(num_envs: int, hidden_size: int, chunks: int, steps_per_chunk: int) -> Iterator[Chunk]:
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.env_util import make_vec_env
+
+    model = DQN(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=num_envs, seed=1),
+        batch_size=64,
+        buffer_size=100_000,
+        learning_rate=2.3e-3,
+        gamma=0.99,
+        train_freq=STEPS_PER_BURST // num_envs,
+        gradient_steps=UPDATES_PER_BURST,
+        target_update_interval=10,
+        exploration_fraction=8_000 / (LEARNING_STARTS + chunks * steps_per_chunk),
+        exploration_final_eps=0.04,
+        learning_starts=LEARNING_STARTS - 1,
+        policy_kwargs={"net_arch": [hidden_size, hidden_size]},
+        device="cpu",
+        seed=1,
+    )
+    model.learn(LEARNING_STARTS)
+    for _ in range(chunks):
+        steps, updates, start = model.num_timesteps, model._n_updates, now()
+        model.learn(steps_per_chunk, reset_num_timesteps=False)
+        times, side = passed_since(start), f"SB3, {num_envs} env{'s' if num_envs > 1 else ''}"
+        counts = model.num_timesteps - steps, model._n_updates - updates
+        yield Chunk(f"DQN {hidden_size}x{hidden_size}", side, *times, *counts)
+
+
+# --- in turns ----------------------------------------------------------------------------------
+
+
+def in_turns(sides: list[Side], *, chunks: int, steps_per_chunk: int) -> list[Chunk]:
+    """One chunk of each side, then the next of each."""
+    results: list[Chunk] = []
+    for round_of_chunks in zip(*(side(chunks, steps_per_chunk) for side in sides), strict=True):
+        for chunk in round_of_chunks:
+            results.append(chunk)
+            rate = chunk.agent_steps / chunk.seconds
+            print(
+                f"{chunk.what:<14} {chunk.side:<16} {chunk.seconds:6.2f} s ({chunk.cpu_seconds:6.2f} s of CPU)  "
+                f"{chunk.agent_steps:>6,} steps  {chunk.updates:>5,} updates  {rate:>8,.0f} steps/s",
+                flush=True,
+            )
+    return results
+
+
+def summarise(results: list[Chunk]) -> list[dict[str, Any]]:
+    """Per side: median rates, and how many times as fast the first side was in the same round."""
+    table = []
+    for what in dict.fromkeys(chunk.what for chunk in results):
+        own = [chunk for chunk in results if chunk.what == what]
+        by_side = {side: [chunk for chunk in own if chunk.side == side] for side in dict.fromkeys(c.side for c in own)}
+        first = next(iter(by_side.values()))
+        for side, chunks in by_side.items():
+            pairs = list(zip(first, chunks, strict=True))
+            table.append(
+                {
+                    "what": what,
+                    "side": side,
+                    "steps_per_second": statistics.median(c.agent_steps / c.seconds for c in chunks),
+                    "updates_per_step": sum(c.updates for c in chunks) / sum(c.agent_steps for c in chunks),
+                    "ratio": statistics.median(
+                        a.agent_steps / a.seconds / (b.agent_steps / b.seconds) for a, b in pairs
+                    ),
+                    "cpu_ratio": statistics.median(
+                        a.agent_steps / a.cpu_seconds / (b.agent_steps / b.cpu_seconds) for a, b in pairs
+                    ),
+                }
+            )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3, help="chunks per side")
+    parser.add_argument("--steps", type=int, default=4_096, help="agent steps per chunk")
+    parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[256, 64], help="networks to measure with")
+    parser.add_argument("--json", type=Path, help="also write every chunk and the summary here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results: list[Chunk] = []
+    for hidden_size in arguments.hidden_sizes:
+        sides: list[Side] = [
+            partial(ours_dqn, hidden_size),
+            partial(sb3_dqn, 1, hidden_size),
+            partial(sb3_dqn, NUM_ENVS, hidden_size),
+        ]
+        results += in_turns(sides, chunks=arguments.repeats, steps_per_chunk=arguments.steps)
+    table = summarise(results)
+    print(f"\n{platform.processor() or platform.machine()}, torch {torch.__version__}, medians of {arguments.repeats}")
+    for row in table:
+        print(
+            f"{row['what']:<14} {row['side']:<16} {row['steps_per_second']:>8,.0f} steps/s  "
+            f"{row['updates_per_step']:.3f} updates/step  the first side is {row['ratio']:.2f} times as fast "
+            f"({row['cpu_ratio']:.2f} by CPU time)"
+        )
+    if arguments.json:
+        content = {"summary": table, "chunks": [asdict(chunk) for chunk in results]}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236) and what Rainbow (Hessel et al. 2018,
+arXiv:1710.02298) adds to it, each by a switch of its own:
+
+    double         algorithm.double              the online network chooses the next action, the target one judges
+    n-step         algorithm.n_step              n rewards, then the value of the row after them
+    dueling        components.q_values.dueling   state value and advantages apart
+    distributional q_values=categorical          the distribution of returns (C51); q_values=quantile: its quantiles
+    prioritised    replay=prioritized            surprising transitions more often, with weights that undo the bias
+
+One update, for a batch of transitions (s, a, r_1 … r_n, s_n) from replay:
+
+    target = r_1 + discount * r_2 + … + discount^n * Q_target(s_n, argmax_a Q(s_n, a))
+    L      = E[ weight * error(Q(s, a), target) ],   then Q_target follows Q
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.components.tables import allowed_values
+from rl_lab.components.transitions import n_step_transitions, rows_at
+from rl_lab.training.schedules import Schedule, value_at
+from rl_lab.training.target_network import TargetNetwork
+from rl_lab.types import (
+    Batch,
+    CollectResult,
+    ConfigError,
+    LossOutput,
+    Metrics,
+    Phase,
+    PolicyStep,
+    Progress,
+    TimeStep,
+)
+from rl_lab.workflows.base import Mode, Workflow, checked_share, named
+from rl_lab.workflows.context import WorkflowContext
+
+
+class Encoder(Protocol):
+    def __call__(self, observation: Batch) -> Tensor:
+        """`[..., *shape]` per key to features `[..., F]`."""
+
+
+class Head(Protocol):
+    def __call__(self, features: Tensor) -> Tensor:
+        """Features `[..., F]` to what is known about every action, `[..., A]` or `[..., A, K]`."""
+
+    def values(self, output: Tensor) -> Tensor:
+        """That output to expected returns `[..., A]`."""
+
+    def loss(
+        self,
+        output: Tensor,
+        action: Tensor,
+        *,
+        reward: Tensor,
+        discount: Tensor,
+        next_output: Tensor,
+        next_action: Tensor,
+        weight: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Mean loss of transitions to `reward + discount * next`, and how wrong each was `[B]`."""
+
+
+class DQN(Workflow):
+    """Acts epsilon-greedily on its values and learns them from replay towards a slower copy of itself."""
+
+    compiled: ClassVar[tuple[str, ...]] = ("loss",)
+    captured: ClassVar[tuple[str, ...]] = ("learn",)
+
+    def __init__(
+        self,
+        *,
+        discount: float = 0.99,
+        n_step: int = 1,
+        double: bool = True,
+        epsilon: float | Schedule = 0.05,
+        target_every: int = 500,
+        target_rate: float = 1.0,
+        reward_clip: float | None = None,
+    ) -> None:
+        if n_step < 1:
+            raise ConfigError(f"algorithm.n_step is {n_step}: write a whole number of at least 1.")
+        if reward_clip is not None and not reward_clip > 0:
+            raise ConfigError(f"algorithm.reward_clip is {reward_clip:g}: write a number above 0, or null for none.")
+        self.discount = checked_share("discount", discount)
+        self.n_step = n_step
+        self.double = double
+        self.epsilon = checked_epsilon(epsilon)
+        self.target_every, self.target_rate = target_every, target_rate
+        self.reward_clip = reward_clip
+        self._acting_epsilon = value_at(self.epsilon, Progress())  # set anew by every collection, so never saved
+
+    def initialize(self, context: WorkflowContext) -> None:
+        super().initialize(context)
+        encoder: Any = context.components.require("encoder", Encoder)
+        head: Any = context.components.require("q_values", Head)
+        self.head: Head = head
+        self.network = nn.Sequential(encoder, head)
+        self.target = TargetNetwork(self.network, rate=self.target_rate, every=self.target_every)
+        context.components.add("target", self.target)
+        self.optimizer = context.optimizers.require("controller")
+        self.observation_keys = tuple(context.spec.observation)
+        self.row_keys = (*self.observation_keys, "action", "reward", "is_last", "is_terminal", "weight")
+
+    # --- acting ---
+
+    def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
+        mask = time_step.observation.get("action_mask")
+        values = self.head.values(self.network(time_step.observation))
+        best = allowed_values(values, mask).argmax(-1)
+        if mode == "eval":
+            return PolicyStep(best)
+        anything = allowed_values(torch.rand_like(values), mask).argmax(-1)  # the largest of equal chances
+        explores = torch.rand(len(best), device=best.device) < self._acting_epsilon
+        return PolicyStep(torch.where(explores, anything, best))
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        self._acting_epsilon = value_at(self.epsilon, phase.progress)
+        return super().collect_step(step, phase=phase)
+
+    # --- learning ---
+
+    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """One gradient step on rows `[B, n+1]` from replay; notes each transition's `priority` in the batch."""
+        rows = batch["reward"].shape[1]
+        if rows != self.n_step + 1:
+            raise ConfigError(
+                f"algorithm.n_step is {self.n_step}, so DQN learns from {self.n_step + 1} rows at a time, but buffer "
+                f"'{phase.buffer}' gave {rows}: write `buffers.{phase.buffer}.n_step: ${{algorithm.n_step}}`."
+            )
+        prepared = named(self.optimizer.prepare(phase.progress))
+        kept = {key: batch[key] for key in self.row_keys if key in batch}
+        learnt = self.learn(self.context.runtime.to_device(kept), {})
+        self.target.follow(self.network)
+        batch["priority"] = learnt.pop("priority")
+        return {**learnt, **prepared, "controller/epsilon": value_at(self.epsilon, phase.progress)}
+
+    def learn(self, batch: Batch, numbers: Batch) -> Batch:
+        """The whole of an update that a CUDA graph may repeat: everything but the target network's turn."""
+        with self.context.runtime.autocast():
+            loss = self.loss(batch)
+        taken = self.optimizer.apply(loss.terms["value"])
+        return {**loss.aux, **loss.metrics, **named(taken), "loss/value": loss.terms["value"].detach()}
+
+    def loss(self, batch: Batch) -> LossOutput:
+        transition, following = self.transitions(batch)
+        output = self.network({key: batch[key][:, 0] for key in self.observation_keys}).float()
+
+        # The target: the online network (double) or the target network itself chooses, the target network judges.
+        next_output = self.target(following).float()  # its parameters want no gradient, so it leaves no graph
+        with torch.no_grad():
+            chooser = self.network(following).float() if self.double else next_output
+            next_action = allowed_values(self.head.values(chooser), following.get("action_mask")).argmax(-1)
+
+        loss, priority = self.head.loss(
+            output,
+            batch["action"][:, 0],
+            reward=transition["reward"],
+            discount=transition["discount"],
+            next_output=next_output,
+            next_action=next_action,
+            weight=batch.get("weight"),  # prioritised replay gives one
+        )
+        value_mean = self.head.values(output.detach()).mean()
+        return LossOutput({"value": loss}, {"controller/value_mean": value_mean}, {"priority": priority})
+
+    def transitions(self, batch: Batch) -> tuple[Batch, Batch]:
+        """Reward and discount of each transition, and the observation `[B, ...]` it led to.
+
+        row t      0        1        …    n
+        n = 1      s, a     r, s'                    replay starts nowhere an episode ends, so row 1 always follows
+        n > 1      s, a     r_1      …    r_n, s_n   or less, where the episode ends before
+        """
+        if self.reward_clip is not None:
+            batch = {**batch, "reward": batch["reward"].clamp(-self.reward_clip, self.reward_clip)}
+        if self.n_step == 1:
+            discount = ~batch["is_terminal"][:, 1] * self.discount
+            following = {key: batch[key][:, 1] for key in self.observation_keys}
+            return {"reward": batch["reward"][:, 1], "discount": discount}, following
+        transition = n_step_transitions(batch, self.discount)
+        return transition, {key: rows_at(batch[key], transition["next_row"]) for key in self.observation_keys}
+
+
+def checked_epsilon(epsilon: float | Schedule) -> float | Schedule:
+    """A share of random actions, or a schedule between two of them."""
+    ends = [epsilon.start, epsilon.end] if isinstance(epsilon, Schedule) else [epsilon]
+    for end in ends:
+        checked_share("epsilon", 0.0 if end is None else end)
+    return epsilon

@@ -1,0 +1,238 @@
+"""Actor, twin critics and temperature of maximum-entropy learning, against numbers found in another way."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_lab.components.augmentation import RandomShift
+from rl_lab.components.distributions import Categorical, SquashedGaussian
+from rl_lab.components.soft_actor_critic import Draw, SoftActor, Temperature, TwinCritic
+from rl_lab.types import ActionSpec, ArraySpec, ConfigError
+
+CONTINUOUS, DISCRETE = ActionSpec("continuous", (2,)), ActionSpec("discrete", (3,))
+
+
+def actor(action: ActionSpec = CONTINUOUS, activation: str = "relu") -> SoftActor:
+    torch.manual_seed(0)
+    return SoftActor(input_size=4, action=action, hidden_sizes=(16, 16), activation=activation)
+
+
+def critic(action: ActionSpec = CONTINUOUS) -> TwinCritic:
+    torch.manual_seed(1)
+    return TwinCritic(input_size=4, action=action, hidden_sizes=(16, 16))
+
+
+# --- the squashed normal ---
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)])
+def test_the_density_of_a_squashed_normal_integrates_to_one(mean: float, log_std: float) -> None:
+    policy = SquashedGaussian(torch.tensor([mean], dtype=torch.float64), torch.tensor([log_std], dtype=torch.float64))
+    edges = torch.tanh(torch.linspace(-12.0, 12.0, 20_001, dtype=torch.float64))  # close together near the edge
+    density = policy.log_prob(edges.unsqueeze(1)).exp()
+    assert torch.trapezoid(density, edges) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_draw_knows_its_log_probability_by_the_change_of_variables() -> None:
+    """log p(a) = log N(u; mean, std) - log|da/du|, with u = atanh(a) and da/du = 1 - a^2."""
+    mean, log_std = torch.tensor([[0.3, -0.8]], dtype=torch.float64), torch.tensor([[-0.5, 0.2]], dtype=torch.float64)
+    action, log_prob = SquashedGaussian(mean, log_std).rsample_with_log_prob()
+    expected = 0.0
+    for a, m, s in zip(action[0].tolist(), mean[0].tolist(), log_std.exp()[0].tolist(), strict=True):
+        u = math.atanh(a)
+        expected += -0.5 * ((u - m) / s) ** 2 - math.log(s) - 0.5 * math.log(2 * math.pi) - math.log(1 - a * a)
+    assert float(log_prob) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_entropy_estimate_is_right_on_average() -> None:
+    torch.manual_seed(0)
+    mean, log_std = torch.full((40_000, 1), 0.5), torch.full((40_000, 1), -0.3)
+    _, log_prob = SquashedGaussian(mean, log_std).rsample_with_log_prob()
+    u = 0.5 + math.exp(-0.3) * torch.linspace(-6, 6, 4001, dtype=torch.float64)
+    density = torch.exp(-0.5 * ((u - 0.5) / math.exp(-0.3)) ** 2) / (math.exp(-0.3) * math.sqrt(2 * math.pi))
+    entropy = -torch.trapezoid(density * (density.log() - torch.log(1 - torch.tanh(u) ** 2)), u)
+    assert float(-log_prob.mean()) == pytest.approx(float(entropy), abs=0.02)
+
+
+def test_a_draw_far_out_keeps_finite_numbers_and_gradients() -> None:
+    mean = torch.tensor([[40.0, -40.0]], requires_grad=True)
+    action, log_prob = SquashedGaussian(mean, torch.zeros(1, 2)).rsample_with_log_prob()
+    (action.sum() + log_prob.sum()).backward()
+    assert torch.isfinite(log_prob).all() and torch.isfinite(mean.grad).all()
+
+
+def test_gradients_of_a_draw_agree_with_autograd() -> None:
+    values = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    noise = torch.randn(6, 2, dtype=torch.float64)
+
+    def by_autograd() -> Tensor:
+        mean, log_std = values.chunk(2, dim=1)
+        u = mean + noise * log_std.exp()
+        log_prob = (-0.5 * noise**2 - log_std - torch.log(1 - torch.tanh(u) ** 2)).sum(1)
+        return (torch.tanh(u) * torch.tensor([1.0, -2.0])).sum() + (log_prob * torch.arange(6)).sum()
+
+    (expected,) = torch.autograd.grad(by_autograd(), values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randn_like", lambda like: noise)
+        action, log_prob = SquashedGaussian(*values.chunk(2, dim=1)).rsample_with_log_prob()
+    total = (action * torch.tensor([1.0, -2.0])).sum() + (log_prob * torch.arange(6)).sum()
+    torch.testing.assert_close(torch.autograd.grad(total, values)[0], expected)
+
+
+# --- the actor ---
+
+
+def test_both_rows_are_decided_at_once_as_they_would_be_one_by_one() -> None:
+    model, now, later = actor(), torch.randn(30, 4), torch.randn(30, 4)
+    torch.manual_seed(5)
+    policy, next_policy = model.decide(now, later)
+    torch.manual_seed(5)
+    action, log_prob = model(torch.cat((now, later))).rsample_with_log_prob()
+    assert isinstance(policy, Draw) and isinstance(next_policy, Draw)
+    torch.testing.assert_close(torch.cat((policy.action, next_policy.action)), action)
+    torch.testing.assert_close(torch.cat((policy.entropy, next_policy.entropy)), -log_prob)
+    assert policy.action.requires_grad and not next_policy.action.requires_grad
+    weight = torch.randn(30, 2)
+    ours = torch.autograd.grad((policy.action * weight).sum() + policy.entropy.sum(), list(model.parameters()))
+    total = (action[:30] * weight).sum() - log_prob[:30].sum()
+    for mine, theirs in zip(ours, torch.autograd.grad(total, list(model.parameters())), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_only_the_entropy_or_only_the_action_are_enough() -> None:
+    model = actor()
+    policy, _ = model.decide(torch.randn(8, 4), torch.randn(8, 4))
+    for part in (policy.entropy, policy.action):  # type: ignore[union-attr]
+        found = torch.autograd.grad(part.sum(), list(model.parameters()), retain_graph=True)
+        assert sum(float(each.abs().sum()) for each in found) > 0
+
+
+def test_other_activations_decide_too() -> None:
+    policy, next_policy = actor(activation="silu").decide(torch.randn(8, 4), torch.randn(8, 4))
+    assert policy.action.requires_grad and not next_policy.action.requires_grad  # type: ignore[union-attr]
+
+
+def test_the_deviation_stays_within_its_bounds() -> None:
+    model = SoftActor(input_size=4, action=CONTINUOUS, hidden_sizes=(4,), log_std_bounds=(-1.0, 0.5))
+    log_std = model(1e4 * torch.randn(200, 4)).base.log_std.detach()
+    assert (float(log_std.min()), float(log_std.max())) == (-1.0, 0.5)
+
+
+def test_masked_choices_are_never_drawn() -> None:
+    mask = torch.tensor([[True, False, True]]).expand(50, 3)
+    policy, next_policy = actor(DISCRETE).decide(torch.randn(50, 4), torch.randn(50, 4), mask, mask)
+    assert isinstance(policy, Categorical) and isinstance(next_policy, Categorical)
+    assert not (policy.sample() == 1).any()
+    assert not next_policy.log_probs.requires_grad and policy.log_probs.requires_grad
+
+
+# --- the critics ---
+
+
+def test_values_of_choices_are_read_at_the_action() -> None:
+    model, features, action = critic(DISCRETE), torch.randn(5, 4), torch.tensor([0, 1, 2, 1, 0])
+    every = model.networks(features)  # [2, 5, 3]
+    expected = torch.stack([every[:, row, choice] for row, choice in enumerate(action.tolist())], dim=1)
+    assert torch.equal(model(features, action), expected)
+
+
+def test_the_expectation_over_choices_by_hand() -> None:
+    """Twin values (1, 4, 2) and (3, 1, 2): the lesser are (1, 1, 2). Probabilities (1/2, 1/4, 1/4) expect 1.25."""
+    model = critic(DISCRETE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.networks.biases[-1].copy_(torch.tensor([[[1.0, 4.0, 2.0]], [[3.0, 1.0, 2.0]]]))
+    logits = torch.tensor([[0.5, 0.25, 0.25]]).log().requires_grad_()
+    value, entropy = model.expect(torch.zeros(1, 4), Categorical(logits))
+    assert float(value.detach()) == pytest.approx(0.5 * 1 + 0.25 * 1 + 0.25 * 2)
+    assert float(entropy.detach()) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(4))
+    (gradient,) = torch.autograd.grad(value, logits)  # p_k (q_k - E q)
+    assert gradient[0].tolist() == pytest.approx([0.5 * -0.25, 0.25 * -0.25, 0.25 * 0.75])
+
+
+def test_the_expectation_of_a_draw_is_the_lesser_value_and_leaves_the_critics_alone() -> None:
+    model, features = critic(), torch.randn(20, 4)
+    action = torch.rand(20, 2, requires_grad=True)
+    value, entropy = model.expect(features, Draw(action, torch.ones(20)))
+    torch.testing.assert_close(value, model(features, action).amin(dim=0))
+    assert torch.equal(entropy, torch.ones(20))
+    value.sum().backward()
+    assert action.grad is not None
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# --- the temperature ---
+
+
+@pytest.mark.parametrize(("entropy", "sign"), [(-1.0, 1.0), (-3.0, -1.0)], ids=["too much: falls", "too little: rises"])
+def test_the_temperature_moves_against_the_entropy_it_finds(entropy: float, sign: float) -> None:
+    model = Temperature(action=CONTINUOUS, initial=0.5)  # target: -2
+    loss = model.loss(torch.tensor(entropy))
+    assert float(loss) == pytest.approx(0.5 * (entropy + 2.0))
+    loss.backward()
+    assert float(model.log_value.grad) * sign > 0  # descent goes the other way  # type: ignore[arg-type]
+
+
+def test_target_entropies() -> None:
+    assert Temperature(action=CONTINUOUS).target_entropy == -2.0
+    assert Temperature(action=DISCRETE, target_share=0.5).target_entropy == pytest.approx(0.5 * math.log(3))
+    assert Temperature(action=DISCRETE, target_entropy=0.3).target_entropy == 0.3
+
+
+def test_a_mask_lowers_the_target_to_what_is_allowed() -> None:
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    model = Temperature(action=DISCRETE, target_share=0.5)
+    expected = 0.25 - 0.5 * (math.log(2) + math.log(1)) / 2
+    assert float(model.loss(torch.tensor(0.25), mask)) == pytest.approx(expected)
+    fixed = Temperature(action=DISCRETE, target_entropy=0.1)
+    assert float(fixed.loss(torch.tensor(0.25), mask)) == pytest.approx(0.15)
+
+
+# --- shifts ---
+
+
+def test_images_are_shifted_each_by_itself_and_keep_their_pixels() -> None:
+    torch.manual_seed(0)
+    shift = RandomShift(observation={"image": ArraySpec((9, 9, 2), "uint8"), "v": ArraySpec((2,), "float32")}, pixels=2)
+    image = torch.randint(0, 255, (1, 9, 9, 2), dtype=torch.uint8).expand(200, 9, 9, 2)
+    seen = shift({"image": image, "v": torch.zeros(200, 2)})
+    assert seen["image"].dtype == torch.uint8 and seen["image"].shape == image.shape
+    found = set()
+    for each in seen["image"]:
+        place = next(
+            (down, right)
+            for down in range(-2, 3)
+            for right in range(-2, 3)
+            if torch.equal(each[2:-2, 2:-2], image[0, 2 + down : 7 + down, 2 + right : 7 + right])
+        )
+        found.add(place)
+    assert len(found) == 25  # every shift of -2 to 2 in both directions comes up
+    assert torch.equal(seen["v"], torch.zeros(200, 2))
+
+
+# --- refusals ---
+
+
+def test_several_choices_at_once_are_refused() -> None:
+    several = ActionSpec("multi_discrete", (2, 3))
+    for build in (SoftActor, TwinCritic):
+        with pytest.raises(ConfigError, match="SAC answers with continuous actions .* wants 2 choices at once.*ppo"):
+            build(input_size=4, action=several)
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"log_std_bounds is \[2.0, -5.0\]; allowed is \[lowest, highest\]"):
+        SoftActor(input_size=4, action=CONTINUOUS, log_std_bounds=(2.0, -5.0))
+    with pytest.raises(ConfigError, match="temperature: initial is 0.0; allowed is a number above 0"):
+        Temperature(action=CONTINUOUS, initial=0.0)
+    with pytest.raises(ConfigError, match="temperature: target_share is 1.5; allowed is above 0, up to 1"):
+        Temperature(action=DISCRETE, target_share=1.5)
+    with pytest.raises(ConfigError, match="random shift: pixels is 0"):
+        RandomShift(observation={"image": ArraySpec((9, 9, 1), "uint8")}, pixels=0)
+    with pytest.raises(ConfigError, match="random shift: no observation is an image; there are v"):
+        RandomShift(observation={"v": ArraySpec((2,), "float32")})

@@ -33,14 +33,14 @@ class ObservationEncoder(nn.Module):
         keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        specs = _selected(observation, keys)
+        specs = selected_observation(observation, keys)
         self.image_keys = tuple(key for key, spec in specs.items() if spec.is_image)
         self.image_networks = nn.ModuleList(
             make_image_network(image_network, image_shape=specs[key].shape, image_features=image_features)
             for key in self.image_keys
         )
         self.vectors = nn.ModuleDict(
-            {_module_name(key): _reader(key, spec) for key, spec in specs.items() if not spec.is_image}
+            {module_name(key): make_reader(key, spec) for key, spec in specs.items() if not spec.is_image}
         )
         self.vector_keys = tuple(key for key, spec in specs.items() if not spec.is_image)
         width = len(self.image_keys) * image_features
@@ -97,7 +97,7 @@ class _OneHotReader(nn.Module):
         return torch.zeros(*index.shape[:-1], self.output_size, device=index.device).scatter_(-1, index, 1.0)
 
 
-def _reader(key: str, spec: ArraySpec) -> nn.Module:
+def make_reader(key: str, spec: ArraySpec) -> nn.Module:
     if not spec.is_discrete:
         return _VectorReader(spec)
     if len(spec.num_values) != math.prod(spec.shape):
@@ -123,7 +123,7 @@ def _flat(array: Tensor, axes: int) -> Tensor:
     return array.unsqueeze(-1) if axes == 0 else array.flatten(-axes)
 
 
-def _selected(observation: dict[str, ArraySpec], keys: Sequence[str] | None) -> dict[str, ArraySpec]:
+def selected_observation(observation: dict[str, ArraySpec], keys: Sequence[str] | None) -> dict[str, ArraySpec]:
     usable = {key: spec for key, spec in observation.items() if key not in NOT_FOR_NETWORKS}
     for key in keys or ():
         if key not in usable:
@@ -137,5 +137,5 @@ def _selected(observation: dict[str, ArraySpec], keys: Sequence[str] | None) -> 
     return selected
 
 
-def _module_name(key: str) -> str:
+def module_name(key: str) -> str:
     return key.replace(".", "_")  # torch allows no dots in the names of modules

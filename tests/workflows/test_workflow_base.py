@@ -152,6 +152,15 @@ def test_parts_are_a_mapping() -> None:
     assert parts.optional("actor") is None
 
 
+def test_a_part_that_the_workflow_makes_joins_the_others_once() -> None:
+    parts = Parts("components", {"encoder": 1})
+    parts.add("slow_encoder", 2)
+    assert dict(parts) == {"encoder": 1, "slow_encoder": 2}
+    assert "slow_encoder" in parts.asked
+    with pytest.raises(AssertionError, match="components.encoder is there already"):
+        parts.add("encoder", 3)
+
+
 def test_a_missing_part_is_refused_with_the_nearest_name() -> None:
     parts = Parts("components", {"encoder": 1})
     with pytest.raises(ConfigError) as refusal:

@@ -1,0 +1,206 @@
+"""From a world model's features back to what was observed: the signal that teaches it to see.
+
+danijar/dreamerv3, rssm.py `Decoder`. Losses are sums over an observation's elements, not means: what has more to
+tell weighs more. Float vectors are compared after symlog, discrete values by cross-entropy, images (scaled to 0..1)
+by squared error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_lab.components.encoders import module_name, selected_observation
+from rl_lab.components.image_stages import doubling_convolution, spread, spread_norm_silu
+from rl_lab.components.layers import NORM_EPSILON, BlockLinear, Layer, Stack, dense, make_norm
+from rl_lab.components.networks import ACTIVATIONS, choose
+from rl_lab.components.norm_silu import norm_silu
+from rl_lab.components.two_hot import symexp, symlog
+from rl_lab.components.world_model_encoder import convolution, joint_image_shape, stage_depths
+from rl_lab.types import ArraySpec, Batch, ConfigError
+
+
+class ObservationDecoder(nn.Module):
+    """Features `[..., F]` (memory first, then the latent) to reconstructions and their losses."""
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        observation: dict[str, ArraySpec],
+        deter: int,
+        layers: int = 3,
+        units: int = 256,
+        depth: int = 16,
+        multipliers: Sequence[int] = (2, 3, 4, 4),
+        kernel: int = 5,
+        blocks: int = 8,
+        symlog_vectors: bool = True,
+        activation: str = "silu",
+        norm: str = "rms",
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < deter < input_size:
+            raise ConfigError(f"decoder: deter is {deter}, but the features have {input_size} numbers in all.")
+        self.specs = selected_observation(observation, keys)
+        self.image_keys = tuple(key for key, spec in self.specs.items() if spec.is_image)
+        self.vector_keys = tuple(key for key, spec in self.specs.items() if not spec.is_image)
+        self.symlog_vectors = symlog_vectors
+        if self.vector_keys:
+            self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+            self.outputs = nn.ModuleDict(
+                {
+                    module_name(key): dense(self.stack.output_size, _vector_size(self.specs[key]))
+                    for key in self.vector_keys
+                }
+            )
+        if self.image_keys:
+            self.image_network = DoublingCNN(
+                joint_image_shape({key: self.specs[key] for key in self.image_keys}),
+                deter=deter,
+                stoch_size=input_size - deter,
+                units=units,
+                depth=depth,
+                multipliers=multipliers,
+                kernel=kernel,
+                blocks=blocks,
+                activation=activation,
+                norm=norm,
+            )
+
+    def loss(self, features: Tensor, observation: Batch) -> Tensor:
+        """How far the reconstructions are from the rows `[...]`, summed over elements and keys."""
+        losses = []
+        for key, output in self._outputs(features).items():
+            output, target, spec = output.float(), observation[key], self.specs[key]
+            if spec.is_image:
+                error = (output.sigmoid() - target.to(torch.float32) * (1.0 / 255.0)).square()
+                losses.append(error.sum(dim=(-3, -2, -1)))
+            elif spec.is_discrete:
+                losses.append(_cross_entropy(output, target, spec))
+            else:
+                target = target.flatten(-len(spec.shape)) if spec.shape else target.unsqueeze(-1)
+                target = target.to(torch.float32) * (1.0 / 255.0 if spec.dtype == "uint8" else 1.0)
+                error = (output - (symlog(target) if self._squashes(spec) else target)).square()
+                losses.append(error.sum(dim=-1))
+        total = losses[0]
+        for each in losses[1:]:
+            total = total + each
+        return total
+
+    def reconstruct(self, features: Tensor) -> Batch:
+        """Observations as the environment would show them `[..., *shape]`, in its types."""
+        shown: Batch = {}
+        for key, output in self._outputs(features).items():
+            output, spec = output.float(), self.specs[key]
+            if spec.is_image:
+                shown[key] = (output.sigmoid() * 255.0).round().to(torch.uint8)
+                continue
+            if spec.is_discrete:
+                parts = output.split(spec.num_values, dim=-1)
+                output = torch.stack([part.argmax(dim=-1) for part in parts], dim=-1)
+            elif spec.dtype == "uint8":
+                output = (output.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
+            elif self._squashes(spec):
+                output = symexp(output)
+            shown[key] = output.reshape(*output.shape[:-1], *spec.shape)
+        return shown
+
+    def _outputs(self, features: Tensor) -> Batch:
+        """Raw network outputs per key: `[..., size]`, images `[..., height, width, C]` before the sigmoid."""
+        outputs: Batch = {}
+        if self.vector_keys:
+            hidden = self.stack(features)
+            for key, layer in zip(self.vector_keys, self.outputs.values(), strict=True):
+                outputs[key] = layer(hidden)
+        if self.image_keys:
+            images = self.image_network(features.reshape(-1, features.shape[-1]))
+            images = images.reshape(*features.shape[:-1], *images.shape[1:])
+            channels = [self.specs[key].shape[2] for key in self.image_keys]
+            outputs.update(zip(self.image_keys, images.split(channels, dim=-1), strict=True))
+        return outputs
+
+    def _squashes(self, spec: ArraySpec) -> bool:
+        return self.symlog_vectors and spec.dtype.startswith("float")
+
+
+class DoublingCNN(nn.Module):
+    """Features to images: memory and latent each draw a small image, whose sum is enlarged and refined by stages."""
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        *,
+        deter: int,
+        stoch_size: int,
+        units: int,
+        depth: int,
+        multipliers: Sequence[int],
+        kernel: int,
+        blocks: int,
+        activation: str,
+        norm: str,
+    ) -> None:
+        super().__init__()
+        depths = stage_depths(image_shape, depth=depth, multipliers=multipliers)
+        self.deter, self.blocks = deter, blocks
+        self.side = (image_shape[0] >> len(depths), image_shape[1] >> len(depths))
+        size = self.side[0] * self.side[1] * depths[-1]
+        self.from_deter = BlockLinear(deter, size, blocks=blocks)
+        self.from_stoch = Layer(stoch_size, 2 * units, activation=activation, norm=norm)
+        self.stoch_output = dense(2 * units, size)
+        self.first_norm = make_norm(norm, depths[-1])
+        going_up = depths[::-1]
+        self.convolutions = nn.ModuleList(
+            convolution(before, after, kernel=kernel) for before, after in pairwise(going_up)
+        )
+        self.norms = nn.ModuleList(make_norm(norm, size) for size in going_up[1:])
+        self.output = convolution(depths[0], image_shape[2], kernel=kernel)
+        self.activation = choose(ACTIVATIONS, activation, place="decoder activation")
+        self.is_standard = norm == "rms" and activation == "silu"
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[N, F]` to `[N, height, width, C]`, before the sigmoid."""
+        deter, stoch = features.split((self.deter, features.shape[-1] - self.deter), dim=-1)
+        height, width = self.side
+        # Each block of the memory draws its own share of the channels.
+        drawn = self.from_deter(deter).view(len(features), self.blocks, height, width, -1)
+        drawn = drawn.permute(0, 2, 3, 1, 4).flatten(3)
+        drawn = drawn + self.stoch_output(self.from_stoch(stoch)).view(drawn.shape)
+        if self.is_standard:
+            return self._enlarge_by_stages(drawn)
+        image = self.activation(self.first_norm(drawn)).permute(0, 3, 1, 2)
+        for layer, norm in zip(self.convolutions, self.norms, strict=True):
+            image = layer(F.interpolate(image, scale_factor=2, mode="nearest"))
+            image = self.activation(norm(image.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        return self.output(F.interpolate(image, scale_factor=2, mode="nearest")).permute(0, 2, 3, 1)
+
+    def _enlarge_by_stages(self, drawn: Tensor) -> Tensor:
+        """The same for RMS norm and SiLU: the small images are convolved, not the doubled ones."""
+        image = norm_silu(drawn, None, self.first_norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
+        for layer, norm in zip(self.convolutions, self.norms, strict=True):
+            phases = doubling_convolution(image, layer.weight)  # type: ignore[arg-type]
+            image = spread_norm_silu(phases, layer.bias, norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
+        assert self.output.bias is not None
+        return spread(doubling_convolution(image, self.output.weight)) + self.output.bias
+
+
+def _vector_size(spec: ArraySpec) -> int:
+    return sum(spec.num_values) if spec.is_discrete else math.prod(spec.shape)
+
+
+def _cross_entropy(logits: Tensor, target: Tensor, spec: ArraySpec) -> Tensor:
+    """Nats `[...]`, summed over the elements of a discrete observation."""
+    targets = target.reshape(*logits.shape[:-1], -1).unbind(dim=-1)
+    parts = logits.split(spec.num_values, dim=-1)
+    losses = [
+        -torch.log_softmax(part, dim=-1).gather(-1, each.unsqueeze(-1)).squeeze(-1)
+        for part, each in zip(parts, targets, strict=True)
+    ]
+    return torch.stack(losses).sum(dim=0)

@@ -1,0 +1,495 @@
+"""The element-wise parts of a world model's time step as single GPU kernels; `plain_kernels.py` has the same in torch.
+
+One time step of 16 rows is a few microseconds of arithmetic. What takes the time is the number of kernels that wait
+for each other, so each kernel here is everything that happens between two matrix products.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_PROGRAMS = 528  # four per multiprocessor of an H200: enough to fill it, few partial sums of the norm's slope
+
+
+# --- norm and SiLU ------------------------------------------------------------------------------
+
+
+@triton.jit
+def _norm_silu(
+    pre, bias, weight, out, pre_row, out_row, epsilon, HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    row, segment = tl.program_id(0), tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    place = segment * WIDTH + column
+    x = tl.load(pre + row * pre_row + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x) / WIDTH + epsilon)
+    y = x * scale * tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_row + place, y * tl.sigmoid(y), mask=inside)
+
+
+@triton.jit
+def _norm_silu_backward(
+    pre, bias, weight, gradient, slope, partial, rows, pre_row, gradient_row, slope_row, epsilon,
+    HAS_BIAS: tl.constexpr, WANTS_PARTIAL: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    segment = tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    place = segment * WIDTH + column
+    w = tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
+    b = tl.zeros([BLOCK], tl.float32)
+    if HAS_BIAS:
+        b = tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
+    bias_slope = tl.zeros([BLOCK], tl.float32)
+    weight_slope = tl.zeros([BLOCK], tl.float32)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        x = tl.load(pre + row * pre_row + place, mask=inside, other=0.0).to(tl.float32) + b
+        g = tl.load(gradient + row * gradient_row + place, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x) / WIDTH + epsilon)
+        normed = x * scale
+        y = normed * w
+        sigmoid = tl.sigmoid(y)
+        g = g * sigmoid * (1.0 + y * (1.0 - sigmoid))
+        weight_slope += g * normed
+        g = g * w
+        dx = scale * (g - normed * (tl.sum(g * normed) / WIDTH))
+        bias_slope += tl.where(inside, dx, 0.0)
+        tl.store(slope + row * slope_row + place, dx, mask=inside)
+    if WANTS_PARTIAL:
+        width = tl.num_programs(1) * WIDTH
+        program = partial + tl.program_id(0) * 2 * width + place
+        tl.store(program, bias_slope, mask=inside)
+        tl.store(program + width, weight_slope, mask=inside)
+
+
+def norm_silu(pre: Tensor, bias: Tensor | None, weight: Tensor, out: Tensor, *, segments: int, epsilon: float) -> None:
+    """`silu(rms_norm(pre + bias) * weight)` of rows `[R, segments * W]`, each segment normed on its own."""
+    width = pre.shape[1] // segments
+    _norm_silu[(len(pre), segments)](
+        pre, weight if bias is None else bias, weight, out, pre.stride(0), out.stride(0), epsilon,
+        HAS_BIAS=bias is not None, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+    )  # fmt: skip
+
+
+def norm_silu_backward(
+    pre: Tensor,
+    bias: Tensor | None,
+    weight: Tensor,
+    gradient: Tensor,
+    slope: Tensor,
+    *,
+    segments: int,
+    epsilon: float,
+    wants_parameters: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """See `plain_kernels.norm_silu_backward`."""
+    rows, width = len(pre), pre.shape[1] // segments
+    programs = min(rows, MOST_PROGRAMS)
+    partial = pre.new_empty((programs, 2, pre.shape[1]), dtype=torch.float32) if wants_parameters else slope
+    _norm_silu_backward[(programs, segments)](
+        pre, weight if bias is None else bias, weight, gradient, slope, partial, rows, pre.stride(0),
+        gradient.stride(0), slope.stride(0), epsilon,
+        HAS_BIAS=bias is not None, WANTS_PARTIAL=wants_parameters, WIDTH=width,
+        BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+    )  # fmt: skip
+    if not wants_parameters:
+        return None
+    bias_slope, weight_slope = partial.sum(dim=0).unbind()
+    return bias_slope, weight_slope
+
+
+def _warps(width: int) -> int:
+    return 1 if width <= 256 else 4 if width <= 2048 else 8
+
+
+# --- the gates of the block GRU -------------------------------------------------------------------
+
+
+@triton.jit
+def _gate(
+    gates, bias, before, keep_next, after, after_low, next_before, next_low, block_row, after_low_row,
+    next_low_row, HAS_NEXT: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, block = tl.program_id(0), tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    size = BLOCKS * WIDTH
+    start = gates + block * block_row + row * 3 * WIDTH + column
+    shift = bias + block * 3 * WIDTH + column
+    reset = tl.load(start, mask=inside, other=0.0).to(tl.float32) + tl.load(shift, mask=inside, other=0.0)
+    middle = tl.load(start + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    middle += tl.load(shift + WIDTH, mask=inside, other=0.0)
+    update = tl.load(start + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
+    update += tl.load(shift + 2 * WIDTH, mask=inside, other=0.0)
+    place = block * WIDTH + column
+    old = tl.load(before + row * size + place, mask=inside, other=0.0)
+    candidate = 2.0 * tl.sigmoid(2.0 * tl.sigmoid(reset) * middle) - 1.0
+    new = old + tl.sigmoid(update - 1.0) * (candidate - old)
+    tl.store(after + row * size + place, new, mask=inside)
+    tl.store(after_low + row * after_low_row + place, new, mask=inside)
+    if HAS_NEXT:
+        kept = new * tl.load(keep_next + row)
+        tl.store(next_before + row * size + place, kept, mask=inside)
+        tl.store(next_low + row * next_low_row + place, kept, mask=inside)
+
+
+@triton.jit
+def _gate_backward(
+    gates, bias, before, from_output, from_posterior, from_next, from_next_direct, keep_next, slope, direct, block_row,
+    from_next_row, HAS_NEXT: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, block = tl.program_id(0), tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    size = BLOCKS * WIDTH
+    place = row * size + block * WIDTH + column
+    g = tl.load(from_output + place, mask=inside, other=0.0).to(tl.float32)
+    g += tl.load(from_posterior + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NEXT:
+        next_place = row * from_next_row + block * WIDTH + column
+        later = tl.load(from_next + next_place, mask=inside, other=0.0).to(tl.float32)
+        later += tl.load(from_next_direct + place, mask=inside, other=0.0)
+        g += later * tl.load(keep_next + row)
+    offset = block * block_row + row * 3 * WIDTH + column
+    shift = bias + block * 3 * WIDTH + column
+    reset = tl.load(gates + offset, mask=inside, other=0.0).to(tl.float32) + tl.load(shift, mask=inside, other=0.0)
+    middle = tl.load(gates + offset + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    middle += tl.load(shift + WIDTH, mask=inside, other=0.0)
+    update = tl.load(gates + offset + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
+    update += tl.load(shift + 2 * WIDTH, mask=inside, other=0.0)
+    old = tl.load(before + place, mask=inside, other=0.0)
+    reset = tl.sigmoid(reset)
+    update = tl.sigmoid(update - 1.0)
+    candidate = 2.0 * tl.sigmoid(2.0 * reset * middle) - 1.0
+    inner = g * update * (1.0 - candidate * candidate)
+    tl.store(slope + offset, inner * middle * reset * (1.0 - reset), mask=inside)
+    tl.store(slope + offset + WIDTH, inner * reset, mask=inside)
+    tl.store(slope + offset + 2 * WIDTH, g * (candidate - old) * update * (1.0 - update), mask=inside)
+    tl.store(direct + place, g * (1.0 - update), mask=inside)
+
+
+def gate(
+    gates: Tensor,
+    bias: Tensor,
+    before: Tensor,
+    keep_next: Tensor | None,
+    after: Tensor,
+    after_low: Tensor,
+    next_before: Tensor | None,
+    next_low: Tensor | None,
+) -> None:
+    """See `plain_kernels.gate`."""
+    blocks, rows, _, width = gates.shape
+    has_next = keep_next is not None
+    _gate[(rows, blocks)](
+        gates, bias, before, keep_next if has_next else before, after, after_low, next_before if has_next else after,
+        next_low if has_next else after_low, gates.stride(0), after_low.stride(0),
+        next_low.stride(0) if next_low is not None else 0,
+        HAS_NEXT=has_next, BLOCKS=blocks, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+    )  # fmt: skip
+
+
+def gate_backward(
+    gates: Tensor,
+    bias: Tensor,
+    before: Tensor,
+    from_output: Tensor,
+    from_posterior: Tensor,
+    from_next: Tensor | None,
+    from_next_direct: Tensor | None,
+    keep_next: Tensor | None,
+    slope: Tensor,
+    direct: Tensor,
+) -> None:
+    """See `plain_kernels.gate_backward`."""
+    blocks, rows, _, width = gates.shape
+    has_next = from_next is not None
+    _gate_backward[(rows, blocks)](
+        gates, bias, before, from_output, from_posterior, from_next if has_next else before,
+        from_next_direct if has_next else before, keep_next if has_next else before, slope, direct, gates.stride(0),
+        from_next.stride(0) if from_next is not None else 0,
+        HAS_NEXT=has_next, BLOCKS=blocks, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+    )  # fmt: skip
+
+
+# --- the choice of the latent ---------------------------------------------------------------------
+
+
+@triton.jit
+def _choices(choices, GROUPS: tl.constexpr, CLASSES: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr):
+    """Which choices a program makes, `[CHOICES]`, and where their classes lie, `[CHOICES, BLOCK]`."""
+    choice_id = tl.program_id(0) * CHOICES + tl.arange(0, CHOICES)
+    column = tl.arange(0, BLOCK)
+    inside = (choice_id < choices)[:, None] & (column < CLASSES)[None, :]
+    row = choice_id // GROUPS
+    within = (choice_id % GROUPS)[:, None] * CLASSES + column[None, :]
+    return choice_id, column, inside, row, within, choice_id[:, None] * CLASSES + column[None, :]
+
+
+@triton.jit
+def _sample(
+    output, bias, noise, keep_next, parameters, sample, next_low, choices, next_low_row, unimix,
+    HAS_NEXT: tl.constexpr, HAS_NOISE: tl.constexpr, GROUPS: tl.constexpr, CLASSES: tl.constexpr,
+    CHOICES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    choice_id, column, inside, row, within, place = _choices(choices, GROUPS, CLASSES, CHOICES, BLOCK)
+    logits = tl.load(output + place, mask=inside, other=0.0).to(tl.float32)
+    logits += tl.load(bias + within, mask=inside, other=0.0)
+    tl.store(parameters + place, logits, mask=inside)
+    logits = tl.where((column < CLASSES)[None, :], logits, float("-inf"))
+    weights = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+    probs = weights / tl.sum(weights, axis=1)[:, None] * (1.0 - unimix) + unimix / CLASSES
+    if HAS_NOISE:
+        probs = probs / tl.load(noise + place, mask=inside, other=1.0)
+    best = tl.argmax(tl.where((column < CLASSES)[None, :], probs, -1.0), axis=1)
+    one_hot = tl.where(column[None, :] == best[:, None], 1.0, 0.0)
+    tl.store(sample + place, one_hot, mask=inside)
+    if HAS_NEXT:
+        kept = one_hot * tl.load(keep_next + row, mask=choice_id < choices, other=0.0)[:, None]
+        tl.store(next_low + row[:, None] * next_low_row + within, kept, mask=inside)
+
+
+@triton.jit
+def _sample_backward(
+    parameters, from_output, from_parameters, from_next, keep_next, slope, choices, from_next_row, unimix,
+    HAS_NEXT: tl.constexpr, GROUPS: tl.constexpr, CLASSES: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    choice_id, column, inside, row, within, place = _choices(choices, GROUPS, CLASSES, CHOICES, BLOCK)
+    logits = tl.load(parameters + place, mask=inside, other=0.0)
+    logits = tl.where((column < CLASSES)[None, :], logits, float("-inf"))
+    weights = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+    probs = weights / tl.sum(weights, axis=1)[:, None]
+    g = tl.load(from_output + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NEXT:
+        later = tl.load(from_next + row[:, None] * from_next_row + within, mask=inside, other=0.0).to(tl.float32)
+        g += later * tl.load(keep_next + row, mask=choice_id < choices, other=0.0)[:, None]
+    g = g * (1.0 - unimix)
+    g = probs * (g - tl.sum(g * probs, axis=1)[:, None])
+    g += tl.load(from_parameters + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(slope + place, g, mask=inside)
+
+
+def sample(
+    output: Tensor,
+    bias: Tensor,
+    noise: Tensor | None,
+    keep_next: Tensor | None,
+    parameters: Tensor,
+    choice: Tensor,
+    next_low: Tensor | None,
+    *,
+    groups: int,
+    unimix: float,
+) -> None:
+    """See `plain_kernels.sample`."""
+    classes = output.shape[1] // groups
+    has_next = keep_next is not None
+    choices, tile = len(output) * groups, _tile_choices(classes, len(output) * groups)
+    _sample[(triton.cdiv(choices, tile),)](
+        output, bias, output if noise is None else noise, keep_next if has_next else output, parameters, choice,
+        next_low if has_next else choice, choices, next_low.stride(0) if next_low is not None else 0, unimix,
+        HAS_NEXT=has_next, HAS_NOISE=noise is not None, GROUPS=groups, CLASSES=classes, CHOICES=tile,
+        BLOCK=triton.next_power_of_2(classes), num_warps=1,
+    )  # fmt: skip
+
+
+def sample_backward(
+    parameters: Tensor,
+    from_output: Tensor,
+    from_parameters: Tensor,
+    from_next: Tensor | None,
+    keep_next: Tensor | None,
+    slope: Tensor,
+    *,
+    groups: int,
+    unimix: float,
+) -> None:
+    """See `plain_kernels.sample_backward`."""
+    classes = parameters.shape[1] // groups
+    has_next = from_next is not None
+    choices, tile = len(parameters) * groups, _tile_choices(classes, len(parameters) * groups)
+    _sample_backward[(triton.cdiv(choices, tile),)](
+        parameters, from_output, from_parameters, from_next if has_next else parameters,
+        keep_next if has_next else parameters, slope, choices, from_next.stride(0) if from_next is not None else 0,
+        unimix,
+        HAS_NEXT=has_next, GROUPS=groups, CLASSES=classes, CHOICES=tile, BLOCK=triton.next_power_of_2(classes),
+        num_warps=1,
+    )  # fmt: skip
+
+
+def _tile_choices(classes: int, choices: int) -> int:
+    """Choices that one warp makes: few while that keeps more of the GPU busy, at most 256 numbers."""
+    return 2 if choices <= 1024 else max(1, 256 // triton.next_power_of_2(classes))
+
+
+# --- between convolutions -------------------------------------------------------------------------
+
+
+@triton.jit
+def _stage(
+    image, bias, weight, out, rows, height, width, epsilon,
+    IS_POOL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    if IS_POOL:  # height and width are those of the result
+        corner = ((row // (height * width) * 2 * height + row // width % height * 2) * width + row % width) * 2
+        place = image + corner[:, None] * WIDTH + column[None, :]
+        x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        x = tl.maximum(x, tl.load(place + WIDTH, mask=inside, other=0.0).to(tl.float32))
+        place += 2 * width * WIDTH
+        x = tl.maximum(x, tl.load(place, mask=inside, other=0.0).to(tl.float32))
+        x = tl.maximum(x, tl.load(place + WIDTH, mask=inside, other=0.0).to(tl.float32))
+        target = row
+    else:  # height and width are those of the phases
+        x = tl.load(image + row[:, None] * WIDTH + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        pixel = row // 4
+        target = (pixel // width * 2 + row // 2 % 2) * (2 * width) + pixel % width * 2 + row % 2
+    x += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + epsilon)
+    y = x * scale[:, None] * tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + target[:, None] * WIDTH + column[None, :], y * tl.sigmoid(y), mask=inside)
+
+
+@triton.jit
+def _stage_backward(
+    image, bias, weight, gradient, slope, partial, rows, height, width, epsilon,
+    IS_POOL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, BLOCK)
+    is_channel = column < WIDTH
+    b = tl.load(bias + column, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+    w = tl.load(weight + column, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+    bias_slope = tl.zeros([BLOCK], tl.float32)
+    weight_slope = tl.zeros([BLOCK], tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS).to(tl.int64)
+        inside = (row < rows)[:, None] & is_channel[None, :]
+        if IS_POOL:
+            corner = ((row // (height * width) * 2 * height + row // width % height * 2) * width + row % width) * 2
+            offset = corner[:, None] * WIDTH + column[None, :]
+            below = offset + 2 * width * WIDTH
+            x0 = tl.load(image + offset, mask=inside, other=0.0).to(tl.float32)
+            x1 = tl.load(image + offset + WIDTH, mask=inside, other=0.0).to(tl.float32)
+            x2 = tl.load(image + below, mask=inside, other=0.0).to(tl.float32)
+            x3 = tl.load(image + below + WIDTH, mask=inside, other=0.0).to(tl.float32)
+            largest = tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3))
+            x = largest + b
+            source = row
+        else:
+            offset = row[:, None] * WIDTH + column[None, :]
+            x = tl.load(image + offset, mask=inside, other=0.0).to(tl.float32) + b
+            pixel = row // 4
+            source = (pixel // width * 2 + row // 2 % 2) * (2 * width) + pixel % width * 2 + row % 2
+        g = tl.load(gradient + source[:, None] * WIDTH + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        x = tl.where(inside, x, 0.0)
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + epsilon)[:, None]
+        normed = x * scale
+        y = normed * w
+        sigmoid = tl.sigmoid(y)
+        g = g * sigmoid * (1.0 + y * (1.0 - sigmoid))
+        weight_slope += tl.sum(g * normed, axis=0)
+        g = g * w
+        dx = scale * (g - normed * (tl.sum(g * normed, axis=1) / WIDTH)[:, None])
+        bias_slope += tl.sum(tl.where(inside, dx, 0.0), axis=0)
+        if IS_POOL:
+            is0 = x0 == largest
+            is1 = (x1 == largest) & ~is0
+            is2 = (x2 == largest) & ~is0 & ~is1
+            is3 = ~is0 & ~is1 & ~is2
+            tl.store(slope + offset, tl.where(is0, dx, 0.0), mask=inside)
+            tl.store(slope + offset + WIDTH, tl.where(is1, dx, 0.0), mask=inside)
+            tl.store(slope + below, tl.where(is2, dx, 0.0), mask=inside)
+            tl.store(slope + below + WIDTH, tl.where(is3, dx, 0.0), mask=inside)
+        else:
+            tl.store(slope + offset, dx, mask=inside)
+    program = partial + tl.program_id(0) * 2 * WIDTH + column
+    tl.store(program, bias_slope, mask=is_channel)
+    tl.store(program + WIDTH, weight_slope, mask=is_channel)
+
+
+def pool_norm_silu(image: Tensor, bias: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> None:
+    """See `plain_kernels.pool_norm_silu`."""
+    count, height, width, _ = out.shape
+    _run_stage(image, bias, weight, out, count * height * width, height, width, epsilon, is_pool=True)
+
+
+def spread_norm_silu(phases: Tensor, bias: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> None:
+    """See `plain_kernels.spread_norm_silu`."""
+    count, height, width = phases.shape[:3]
+    _run_stage(phases, bias, weight, out, count * height * width * 4, height, width, epsilon, is_pool=False)
+
+
+def _run_stage(
+    image: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    rows: int,
+    height: int,
+    width: int,
+    epsilon: float,
+    *,
+    is_pool: bool,
+) -> None:
+    channels = image.shape[-1]
+    tile = _tile_rows(channels)
+    _stage[(triton.cdiv(rows, tile),)](
+        image, bias, weight, out, rows, height, width, epsilon,
+        IS_POOL=is_pool, WIDTH=channels, ROWS=tile, BLOCK=triton.next_power_of_2(channels), num_warps=4,
+    )  # fmt: skip
+
+
+def pool_norm_silu_backward(
+    image: Tensor, bias: Tensor, weight: Tensor, gradient: Tensor, slope: Tensor, *, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """See `plain_kernels.pool_norm_silu_backward`."""
+    count, height, width, _ = gradient.shape
+    rows = count * height * width
+    return _run_stage_backward(image, bias, weight, gradient, slope, rows, height, width, epsilon, is_pool=True)
+
+
+def spread_norm_silu_backward(
+    phases: Tensor, bias: Tensor, weight: Tensor, gradient: Tensor, slope: Tensor, *, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """See `plain_kernels.spread_norm_silu_backward`."""
+    count, height, width = phases.shape[:3]
+    rows = count * height * width * 4
+    return _run_stage_backward(phases, bias, weight, gradient, slope, rows, height, width, epsilon, is_pool=False)
+
+
+def _run_stage_backward(
+    image: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    gradient: Tensor,
+    slope: Tensor,
+    rows: int,
+    height: int,
+    width: int,
+    epsilon: float,
+    *,
+    is_pool: bool,
+) -> tuple[Tensor, Tensor]:
+    channels = image.shape[-1]
+    tile = _tile_rows(channels)
+    programs = min(triton.cdiv(rows, tile), 4 * MOST_PROGRAMS)
+    partial = image.new_empty((programs, 2, channels), dtype=torch.float32)
+    _stage_backward[(programs,)](
+        image, bias, weight, gradient, slope, partial, rows, height, width, epsilon,
+        IS_POOL=is_pool, WIDTH=channels, ROWS=tile, BLOCK=triton.next_power_of_2(channels), num_warps=4,
+    )  # fmt: skip
+    bias_slope, weight_slope = partial.sum(dim=0).unbind()
+    return bias_slope, weight_slope
+
+
+def _tile_rows(channels: int) -> int:
+    """Rows that one program holds: about a thousand numbers, eight per thread."""
+    return max(1, 1024 // triton.next_power_of_2(channels))

@@ -1,0 +1,164 @@
+"""Small networks that read a world model's features: reward, continuation, value and policy.
+
+Sizes and starts are those of danijar/dreamerv3 (configs.yaml: rewhead, conhead, policy, value): reward and value
+begin at exactly 0, the policy begins nearly uniform.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_lab.components.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical
+from rl_lab.components.latents import unimix
+from rl_lab.components.layers import Stack, dense
+from rl_lab.components.networks import choose
+from rl_lab.components.two_hot import TwoHot, symexp_bins
+from rl_lab.types import ActionSpec, ConfigError
+
+
+class Scalar:
+    """One number per row with unit deviation, the prediction of PlaNet, DreamerV1 and V2."""
+
+    def __init__(self, output: Tensor) -> None:
+        self.output = output.float().squeeze(-1)
+
+    def mean(self) -> Tensor:
+        """`[...]`."""
+        return self.output
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Half the squared error `[...]`: a unit normal's negative log-likelihood without its constant."""
+        return 0.5 * (self.output - target.detach()).square()
+
+    def until_last(self) -> Scalar:
+        """The predictions of all rows `[N, T]` but the last."""
+        return Scalar(self.output[:, :-1].unsqueeze(-1))
+
+
+class ScalarHead(nn.Module):
+    """Features to a prediction with `mean()` and `loss(target)`: rewards and values."""
+
+    bins: Tensor
+    kinds = {"two_hot": "two_hot", "normal": "normal"}
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        layers: int = 1,
+        units: int = 256,
+        activation: str = "silu",
+        norm: str = "rms",
+        prediction: str = "two_hot",
+        bins: int = 255,
+        output_scale: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.prediction = choose(self.kinds, prediction, place="head prediction")
+        self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+        width = bins if prediction == "two_hot" else 1
+        self.output = dense(self.stack.output_size, width, scale=output_scale)
+        if prediction == "two_hot":
+            self.register_buffer("bins", symexp_bins(bins), persistent=False)  # known from their count
+
+    def forward(self, features: Tensor) -> TwoHot | Scalar:
+        """Features `[..., F]` to a prediction of one number per row."""
+        output = self.output(self.stack(features))
+        return TwoHot(output, self.bins) if self.prediction == "two_hot" else Scalar(output)
+
+
+class Continuation:
+    """The probability that an episode goes on."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits.float()
+
+    def mean(self) -> Tensor:
+        """`[...]`."""
+        return torch.sigmoid(self.logits)
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Cross-entropy `[...]` to probabilities `[...]`."""
+        return F.binary_cross_entropy_with_logits(self.logits, target.detach(), reduction="none")
+
+
+class ContinueHead(nn.Module):
+    """Features to the probability of going on."""
+
+    def __init__(
+        self, *, input_size: int, layers: int = 1, units: int = 256, activation: str = "silu", norm: str = "rms"
+    ) -> None:
+        super().__init__()
+        self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+        self.output = dense(self.stack.output_size, 1)
+
+    def forward(self, features: Tensor) -> Continuation:
+        return Continuation(self.output(self.stack(features)).squeeze(-1))
+
+
+class LatentActor(nn.Module):
+    """Features to a distribution over actions.
+
+    Discrete: a softmax with 1 % of uniform. Continuous: a normal whose mean is pressed into [-1, 1] by tanh and whose
+    deviation lies between two bounds, `bounded_normal` of danijar/dreamerv3 (embodied/jax/heads.py).
+    """
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        action: ActionSpec,
+        layers: int = 3,
+        units: int = 256,
+        activation: str = "silu",
+        norm: str = "rms",
+        unimix: float = 0.01,
+        minimum_deviation: float = 0.1,
+        maximum_deviation: float = 1.0,
+        output_scale: float = 0.01,
+    ) -> None:
+        super().__init__()
+        if not 0.0 < minimum_deviation <= maximum_deviation:
+            raise ConfigError(
+                f"actor: minimum_deviation is {minimum_deviation} and maximum_deviation {maximum_deviation}; write "
+                "0 < minimum <= maximum, such as 0.1 and 1.0."
+            )
+        self.action = action
+        self.unimix = unimix
+        self.deviations = (minimum_deviation, maximum_deviation)
+        self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+        self.output = dense(self.stack.output_size, sum(action.sizes), scale=output_scale)
+        if action.kind == "continuous":
+            self.deviation_output = dense(self.stack.output_size, sum(action.sizes), scale=output_scale)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        """Features `[..., F]` and, for discrete actions, the allowed ones `[..., sum(sizes)]`."""
+        hidden = self.stack(features)
+        output = self.output(hidden).float()
+        if self.action.kind == "discrete":
+            return Categorical(unimix(output, self.unimix).log(), mask)
+        if self.action.kind == "multi_discrete":
+            parts = [unimix(part, self.unimix).log() for part in output.split(self.action.sizes, dim=-1)]
+            return MultiCategorical(torch.cat(parts, dim=-1), self.action.sizes, mask)
+        lowest, highest = self.deviations
+        # + 2: begins near the largest deviation (danijar/dreamerv3, heads.py `bounded_normal`)
+        share = torch.sigmoid(self.deviation_output(hidden).float() + 2.0)
+        return DiagonalGaussian(torch.tanh(output), (lowest + (highest - lowest) * share).log())
+
+    def noise(self, *leading: int, device: torch.device) -> Tensor:
+        """What `decide` needs to draw actions `[..., sum(sizes)]`: Gumbel's, or normal where they are numbers."""
+        empty = torch.empty(*leading, sum(self.action.sizes), device=device)
+        return empty.normal_() if self.action.kind == "continuous" else empty.exponential_().log_().neg_()
+
+    def decide(self, features: Tensor, noise: Tensor) -> Tensor:
+        """Actions drawn with noise from outside; where they are numbers, gradients reach mean and deviation."""
+        policy = self(features)
+        if isinstance(policy, Categorical):
+            return (policy.logits + noise).argmax(dim=-1)
+        if isinstance(policy, MultiCategorical):
+            parts = zip(policy.parts, noise.split(self.action.sizes, dim=-1), strict=True)
+            return torch.stack([(part.logits + each).argmax(dim=-1) for part, each in parts], dim=-1)
+        assert isinstance(policy, DiagonalGaussian)
+        return torch.addcmul(policy.mean, noise, policy.log_std.exp())

@@ -1,0 +1,329 @@
+"""Dreamer: learn a model of the world from replayed sequences, learn to act in dreams of it.
+
+    V1  "Dream to Control" (Hafner et al. 2020, arXiv:1912.01603)
+    V2  "Mastering Atari with Discrete World Models" (2021, arXiv:2010.02193)
+    V3  "Mastering Diverse Domains through World Models" (2023, arXiv:2301.04104), as danijar/dreamerv3 has it today
+
+One update, V3:
+
+    states  = model(rows)                        L_model = reconstruction + reward + continue + KL, both ways
+    dreams  = policy and prior, H steps from every state
+    returns = lambda-returns of the dreams       L_value = cross-entropy to them, in dreams and on the rows
+                                                 L_policy = -log pi * (return - value) / scale - entropy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.components.layers import frozen
+from rl_lab.components.return_computers import lambda_return
+from rl_lab.training.schedules import Schedule, value_at
+from rl_lab.training.target_network import TargetNetwork
+from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
+from rl_lab.workflows.base import Mode, WorldModelWorkflow, checked_scales, checked_share, named
+from rl_lab.workflows.context import Policy, WorkflowContext
+
+TERMS = {  # which optimiser each loss is for, where they are not all one
+    "world_model": ("reconstruction", "reward", "continue", "dynamics", "representation"),
+    "actor": ("policy", "entropy"),
+    "critic": ("value", "replay_value"),
+}
+
+
+class Network(Protocol):
+    def __call__(self, inputs: Any) -> Any:
+        """The encoder: observations to embeddings `[..., E]`. Heads: features `[..., F]` to a prediction with
+        `mean()` and `loss(target)`, `[...]` each."""
+
+
+class Dynamics(Protocol):
+    latent: Any
+    initial_state: Callable[[int, torch.device], Batch]
+    observe: Callable[..., tuple[Batch, Tensor]]
+    observe_sequence: Callable[[Tensor, Tensor, Tensor, Batch], tuple[Batch, Tensor]]
+    prior: Callable[[Tensor], Tensor]
+    imagine: Callable[[Batch, Callable[[Tensor, int], Tensor], int], tuple[Batch, Tensor]]
+    features: Callable[[Batch], Tensor]
+    context_keys: tuple[str, ...]
+    pack: Callable[[Batch], Batch]
+    begin: Callable[[Batch], tuple[Batch, Batch]]
+    renew: Callable[[Batch, Batch], Batch]
+
+
+class Decoder(Protocol):
+    loss: Callable[[Tensor, Batch], Tensor]
+    reconstruct: Callable[[Tensor], Batch]
+
+
+class Actor(Protocol):
+    def __call__(self, features: Tensor, mask: Tensor | None = None) -> Any: ...
+    def noise(self, *leading: int, device: torch.device) -> Tensor: ...
+    def decide(self, features: Tensor, noise: Tensor) -> Tensor: ...
+
+
+class Dreamer(WorldModelWorkflow):
+    """A world model, and an actor and a critic that learn in it."""
+
+    captured = ("learn",)
+
+    def __init__(
+        self,
+        *,
+        discount: float = 0.997,
+        lambda_: float = 0.95,
+        horizon: int = 15,
+        dream_last: int | None = None,
+        free_nats: float = 1.0,
+        policy_gradient: Literal["reinforce", "dynamics"] = "reinforce",
+        slow_critic_rate: float = 0.02,
+        slow_critic_every: int = 1,
+        slow_target: bool = False,
+        slow_regularizer: float = 1.0,
+        loss_scales: Mapping[str, float | Schedule],
+    ) -> None:
+        if horizon < 1:
+            raise ConfigError(f"algorithm.horizon is {horizon}: dreams need at least 1 step.")
+        if dream_last is not None and dream_last < 2:
+            raise ConfigError(f"algorithm.dream_last is {dream_last}: write 2 rows or more, or null for all of them.")
+        if free_nats < 0.0 or slow_regularizer < 0.0:
+            raise ConfigError(
+                f"algorithm.free_nats is {free_nats} and slow_regularizer is {slow_regularizer}: write numbers from 0."
+            )
+        self.discount = checked_share("discount", discount)
+        self.lambda_ = checked_share("lambda_", lambda_)
+        self.horizon, self.dream_last = horizon, dream_last
+        self.free_nats, self.policy_gradient = free_nats, policy_gradient
+        self.slow_critic_rate, self.slow_critic_every = slow_critic_rate, slow_critic_every
+        self.slow_target, self.slow_regularizer = slow_target, slow_regularizer
+        self.loss_scales = checked_scales(loss_scales, algorithm="Dreamer", terms=sum(TERMS.values(), ()))
+
+    def initialize(self, context: WorkflowContext) -> None:
+        super().initialize(context)
+        self.encoder: Network = context.components.require("encoder", Network)
+        self.dynamics: Dynamics = context.components.require("dynamics", Dynamics)
+        self.decoder: Decoder = context.components.require("decoder", Decoder)
+        self.reward_head: Network = context.components.require("reward_head", Network)
+        self.continue_head: Network = context.components.require("continue_head", Network)
+        self.return_scale = context.components.require("return_scale")
+        self.actor: Actor = context.controllers.require("actor", Actor)
+        self.critic: Network = context.controllers.require("critic", Network)
+        assert isinstance(self.critic, nn.Module)
+        self.slow_critic = TargetNetwork(self.critic, rate=self.slow_critic_rate, every=self.slow_critic_every)
+        context.components.add("slow_critic", self.slow_critic)
+        # One optimiser for everything (V3), or one each (V1, V2).
+        self.terms = {"": sum(TERMS.values(), ())} if "agent" in context.optimizers else TERMS
+        self.optimizers = {name: context.optimizers.require(name or "agent") for name in self.terms}
+        if self.policy_gradient == "dynamics" and ("" in self.terms or context.spec.action.kind != "continuous"):
+            raise ConfigError(
+                "algorithm.policy_gradient is dynamics: that needs continuous actions and optimizers world_model, "
+                "actor and critic instead of agent. Write `policy_gradient: reinforce`."
+            )
+        self.row_keys = (*context.spec.observation, "action", "reward", "is_first", "is_last", "is_terminal")
+
+    def check_phase(self, phase: Phase) -> None:
+        super().check_phase(phase)
+        if "update" in phase.workflow_hooks and "" not in self.terms:
+            raise ConfigError(
+                f"Phase '{phase.name}' lists update, which needs one optimizer `agent` for everything: write "
+                "`workflow_hooks: [update_world_model, update_controller]`."
+            )
+
+    # --- acting ---
+
+    def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
+        """`state` is the model's state and the action that followed it; is_first forgets both."""
+        if state is None:
+            state = self.blank_state(time_step)
+        with self.context.runtime.autocast():
+            embedding = self.encoder(time_step.observation)
+            state, _ = self.dynamics.observe(
+                embedding, state["action"], state, time_step.is_first, deterministic=mode == "eval"
+            )
+            policy = self.actor(self.dynamics.features(state), time_step.observation.get("action_mask"))
+        action = policy.mode() if mode == "eval" else policy.sample()
+        extras = self.dynamics.pack(state) if mode == "train" else {}
+        return PolicyStep(action, {**state, "action": action}, extras)
+
+    def blank_state(self, time_step: TimeStep) -> Batch:
+        spec, count, device = self.context.spec.action, time_step.num_envs, time_step.reward.device
+        action = torch.zeros(count, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+        return {**self.dynamics.initial_state(count, device), "action": action}
+
+    def policy(self, controller: str | None) -> Policy:
+        """Rows of another controller keep a blank context, so that all rows have one; learning fills it in."""
+        acting = super().policy(controller)
+        if controller is None:
+            return acting
+
+        def act_alone(time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
+            answer = acting(time_step, state, mode=mode)
+            return replace(answer, extras=self.dynamics.pack(self.blank_state(time_step)))
+
+        return act_alone
+
+    # --- learning ---
+
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """World model, actor and critic at once."""
+        return self.learn_from(batch, phase, model=True, controller=True)
+
+    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Only the world model."""
+        return self.learn_from(batch, phase, model=True, controller=False)
+
+    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Only actor and critic, in dreams of the model as it is."""
+        return self.learn_from(batch, phase, model=False, controller=True)
+
+    def learn_from(self, batch: Batch, phase: Phase, *, model: bool, controller: bool) -> Metrics:
+        context = [key for key in self.dynamics.context_keys if key in batch]
+        rows = self.context.runtime.to_device({key: batch[key] for key in (*self.row_keys, *context)})
+        scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
+        rates = [named(optimizer.prepare(phase.progress), name) for name, optimizer in self.optimizers.items()]
+        outputs = self.learn(rows, self.context.runtime.numbers(scales), model=model, controller=controller)
+        for key in context:
+            batch[key] = outputs.pop(key)  # the buffer writes the fresher states back
+        if controller:
+            self.slow_critic.follow(self.critic)  # type: ignore[arg-type]
+        return {**outputs, **{name: rate for each in rates for name, rate in each.items()}}
+
+    def learn(self, batch: Batch, numbers: Batch, *, model: bool, controller: bool) -> Batch:
+        """Rows `[B, T]` to new parameters; with a context, row 0 only tells where the model stood."""
+        rows, before = self.dynamics.begin(batch)
+        losses: list[LossOutput] = []
+        # Each part under an autocast of its own: one that began without gradients would keep weights cast without.
+        with self.context.runtime.autocast(), torch.set_grad_enabled(model):
+            state, posterior = self.dynamics.observe_sequence(
+                self.encoder(rows), rows["previous_action"], rows["is_first"], before
+            )
+            if model:
+                losses.append(self.model_loss(rows, state, posterior))
+        if controller:
+            losses.append(self.controller_loss(rows, state))
+        outputs: Batch = {}
+        scaled: dict[str, Tensor] = {}
+        for loss in losses:
+            outputs |= loss.metrics | {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
+            scaled |= {name: term * numbers[name] for name, term in loss.terms.items()}
+        for optimizer, terms in self.terms.items():
+            if present := [scaled[name] for name in terms if name in scaled]:
+                outputs |= named(self.optimizers[optimizer].apply(torch.stack(present).sum()), optimizer)
+        return outputs | self.dynamics.renew(batch, state)
+
+    def model_loss(self, rows: Batch, state: Batch, posterior: Tensor) -> LossOutput:
+        """Equations 3 to 5 of V3: predict what was seen, and keep belief and expectation close to each other."""
+        features = self.dynamics.features(state)  # [B, T, F]
+        prior = self.dynamics.prior(state["deter"])
+        latent = self.dynamics.latent
+        # Two divergences of the same value: one teaches the prior, the other the posterior. Below `free_nats` none.
+        dynamics = latent.kl(posterior.detach(), prior)
+        representation = latent.kl(posterior, prior.detach())
+        goes_on = (~rows["is_terminal"]).to(torch.float32) * self.discount
+        terms = {
+            "reconstruction": self.decoder.loss(features, rows).mean(),
+            "reward": self.reward_head(features).loss(rows["reward"]).mean(),
+            "continue": self.continue_head(features).loss(goes_on).mean(),
+            "dynamics": dynamics.clamp(min=self.free_nats).mean(),
+            "representation": representation.clamp(min=self.free_nats).mean(),
+        }
+        with torch.no_grad():
+            metrics = {
+                "train/model_kl": dynamics.mean(),
+                "train/prior_entropy": latent.entropy(prior).mean(),
+                "train/posterior_entropy": latent.entropy(posterior).mean(),
+            }
+        return LossOutput(terms, metrics)
+
+    def controller_loss(self, rows: Batch, state: Batch) -> LossOutput:
+        """What actor and critic minimise.
+
+        dream step       0      1      ...    H          N = B*T dreams, one from every row or the last of them
+        action           a0     a1            .          drawn from the policy
+        reward, continue r0 c0  r1 c1         rH cH      predicted; r1 is what a0 earned, r0 belongs to the row
+        weight           c0     c0 c1         .          whether the dream has got this far at all
+        return           R0     R1            .          R_t = r_t+1 + c_t+1 ((1 - lambda) v_t+1 + lambda R_t+1)
+        """
+        if self.dream_last is not None:
+            rows, state = ({key: part[:, -self.dream_last :] for key, part in each.items()} for each in (rows, state))
+        through_model = self.policy_gradient == "dynamics"
+        dream = self.dream({key: value.detach().flatten(0, 1) for key, value in state.items()}, through_model)
+        features, goes_on = dream["features"].detach(), dream["continue"]
+        with self.context.runtime.autocast():
+            value = self.critic(features)  # of [N, H+1]
+            slow = self.slow_critic(features).mean()
+            policy = self.actor(features[:, :-1])
+            guess = dream["value"] if "value" in dream else slow if self.slow_target else value.mean().detach()
+            never = torch.zeros_like(goes_on, dtype=torch.bool)
+            told = (dream["reward"], guess, never, 1.0 - goes_on)
+            returns = lambda_return(*told, discount=1.0, lambda_=self.lambda_)  # [N, H]
+            self.return_scale.update(returns)
+            scale = self.return_scale.scale()
+            advantage = ((returns - guess[:, :-1]) / scale).detach()
+            objective = returns / scale if through_model else policy.log_prob(dream["action"]) * advantage
+            weight = goes_on.detach().cumprod(dim=1)[:, :-1]
+            entropy = policy.entropy()
+            terms = {
+                "policy": -(weight * objective).mean(),
+                "entropy": -(weight * entropy).mean(),
+                "value": self.value_loss(value.until_last(), returns, slow[:, :-1], weight),
+                "replay_value": self.replay_value_loss(rows, state, returns[:, 0].detach()),
+            }
+        metrics = {
+            "controller/entropy": entropy.detach().mean(),
+            "controller/value_mean": guess.detach().mean(),
+            "controller/advantage_std": advantage.std(),
+            "controller/imagined_reward": dream["reward"][:, 1:].detach().mean(),
+            "controller/imagined_return": returns.detach().mean(),
+            "controller/return_scale": scale,
+        }
+        return LossOutput(terms, metrics)
+
+    def dream(self, start: Batch, through_model: bool) -> Batch:
+        """The policy in the model, H steps from states `[N, ...]`. Gradients, if wanted, reach the actor alone."""
+        judges = (self.dynamics, self.reward_head, self.continue_head, self.critic) if through_model else ()
+        with self.context.runtime.autocast(), torch.set_grad_enabled(through_model), frozen(*judges):  # type: ignore[arg-type]
+            states, action = self.unroll(start, self.horizon)
+            features = self.dynamics.features(states)
+            dream = {"features": features, "action": action, "reward": self.reward_head(features).mean()}
+            dream["continue"] = self.continue_head(features).mean()
+            if through_model:
+                dream["value"] = (self.slow_critic if self.slow_target else self.critic)(features).mean()
+        return dream
+
+    def unroll(self, start: Batch, horizon: int) -> tuple[Batch, Tensor]:
+        noise = self.actor.noise(horizon, len(start["deter"]), device=start["deter"].device)
+        return self.dynamics.imagine(start, lambda seen, step: self.actor.decide(seen.detach(), noise[step]), horizon)
+
+    def value_loss(self, value: Any, returns: Tensor, slow: Tensor, weight: Tensor) -> Tensor:
+        """Towards the returns, and towards what the slow critic says, which keeps it from running away."""
+        loss = value.loss(returns.detach()) + self.slow_regularizer * value.loss(slow.detach())
+        return (weight * loss).mean()
+
+    def replay_value_loss(self, rows: Batch, state: Batch, dreamt: Tensor) -> Tensor:
+        """The critic on the rows themselves: real rewards, then what was dreamt from there `[B*T]`. Its gradient
+        reaches the model, whose features learn to tell values apart."""
+        features = self.dynamics.features(state)
+        slow = self.slow_critic(features.detach()).mean()[:, :-1]
+        told = (rows["reward"], dreamt.view_as(rows["reward"]), rows["is_last"], rows["is_terminal"])
+        returns = lambda_return(*told, discount=self.discount, lambda_=self.lambda_)
+        weight = (~rows["is_last"][:, :-1]).to(torch.float32)
+        return self.value_loss(self.critic(features).until_last(), returns, slow, weight)
+
+    # --- dreaming, for people ---
+
+    @torch.no_grad()
+    def imagine(self, start: Batch, *, horizon: int) -> Batch:
+        """What the model expects from states `[N, ...]` on, the policy acting: per step 0..H the model's state,
+        `reward`, `continue`, `value` and every observation key; `action` for steps 0..H-1."""
+        with self.context.runtime.autocast():
+            states, action = self.unroll({key: start[key] for key in ("deter", "stoch")}, horizon)
+            features = self.dynamics.features(states)
+            heads = {"reward": self.reward_head, "continue": self.continue_head, "value": self.critic}
+            numbers = {name: head(features).mean() for name, head in heads.items()}
+            return {**self.decoder.reconstruct(features), **states, **numbers, "action": action}

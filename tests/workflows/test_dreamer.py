@@ -1,0 +1,463 @@
+"""Dreamer: its losses by hand, who learns from what, what rows keep, and one batch learnt by heart."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rl_lab.components.world_model_heads import Scalar
+from rl_lab.composition import compose
+from rl_lab.construction import construct
+from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Counts, EnvSpec, Phase, Progress, TimeStep
+from rl_lab.wiring import Agent, build_agent, build_runtime
+from rl_lab.workflows.dreamer import Dreamer
+from tests.tiny_dreamer import TINY_PARTS
+
+VECTOR = {"vector": ArraySpec((3,), "float32")}
+IMAGE = {"image": ArraySpec((16, 16, 3), "uint8")}
+DISCRETE, CONTINUOUS = ActionSpec("discrete", (3,)), ActionSpec("continuous", (2,))
+MULTI = ActionSpec("multi_discrete", (2, 3))
+TINY = [
+    *TINY_PARTS,
+    "algorithm.horizon=4",
+    "components.dynamics.deter=16",
+    "optimizers.agent.learning_rate=1e-3",
+]
+SEPARATE = [
+    "optimizers.agent=null",
+    *(
+        f"+optimizers.{name}={{parts: {parts}, name: adam, learning_rate: 1e-3}}"
+        for name, parts in {
+            "world_model": "[encoder, dynamics, decoder, reward_head, continue_head]",
+            "actor": "[actor]",
+            "critic": "[critic]",
+        }.items()
+    ),
+]
+PHASE = Phase(name="train", buffer="replay", progress=Progress(run=Counts(updates=1)))
+MODEL = ("encoder", "dynamics", "decoder", "reward_head", "continue_head")
+
+
+@cache
+def config_of(overrides: tuple[str, ...]) -> dict[str, Any]:
+    return compose("rl_lab/Counter-v0:dreamer", list(overrides))
+
+
+def make(
+    observation: dict[str, ArraySpec] = VECTOR, action: ActionSpec = DISCRETE, *, overrides: tuple[str, ...] = ()
+) -> tuple[Dreamer, Agent]:
+    """A tiny Dreamer for an environment that need not exist."""
+    config = config_of((*TINY, *overrides))
+    agent = build_agent(config, EnvSpec("none", observation, action), runtime=build_runtime(config))
+    assert isinstance(agent.workflow, Dreamer)
+    return agent.workflow, agent
+
+
+def make_batch(
+    observation: dict[str, ArraySpec] = VECTOR, action: ActionSpec = DISCRETE, *, size: int = 3, length: int = 7
+) -> Batch:
+    """Random rows with a reset in the middle."""
+    generator = torch.Generator().manual_seed(7)
+    batch: Batch = {
+        key: torch.randn(size, length, *spec.shape, generator=generator)
+        if spec.dtype == "float32"
+        else torch.randint(0, 256, (size, length, *spec.shape), generator=generator, dtype=torch.uint8)
+        for key, spec in observation.items()
+    }
+    if action.kind == "continuous":
+        batch["action"] = torch.rand(size, length, *action.shape, generator=generator) * 2.0 - 1.0
+    else:
+        batch["action"] = torch.randint(0, 2, (size, length, *action.shape), generator=generator)
+    batch["reward"] = torch.randn(size, length, generator=generator)
+    for name in ("is_first", "is_last", "is_terminal"):
+        batch[name] = torch.zeros(size, length, dtype=torch.bool)
+    batch["is_last"][0, 3] = batch["is_terminal"][0, 3] = batch["is_first"][0, 4] = True
+    return batch
+
+
+def with_blank_context(workflow: Dreamer, batch: Batch) -> Batch:
+    size, length = batch["reward"].shape
+    blank = workflow.dynamics.pack(workflow.dynamics.initial_state(size, torch.device("cpu")))
+    return {**batch, **{key: value.unsqueeze(1).repeat(1, length, 1) for key, value in blank.items()}}
+
+
+def time_step(observation: Batch, is_first: list[bool]) -> TimeStep:
+    count = len(is_first)
+    nothing = torch.zeros(count, dtype=torch.bool)
+    return TimeStep(observation, torch.zeros(count), torch.tensor(is_first), nothing, nothing)
+
+
+def changed(agent: Agent, before: dict[str, list[Tensor]]) -> set[str]:
+    return {
+        name
+        for name, tensors in before.items()
+        if any(not torch.equal(a, b) for a, b in zip(tensors, parts(agent)[name].parameters(), strict=True))
+    }
+
+
+def parts(agent: Agent) -> dict[str, nn.Module]:
+    both = {**agent.components, **agent.controllers}
+    return {name: part for name, part in both.items() if name in (*MODEL, "actor", "critic")}
+
+
+def copies(agent: Agent) -> dict[str, list[Tensor]]:
+    return {name: [p.detach().clone() for p in part.parameters()] for name, part in parts(agent).items()}
+
+
+# --- the losses by hand ------------------------------------------------------------------------
+
+
+def logits_with(probability: float) -> Tensor:
+    """Latents of 4 groups of 4 classes whose first group holds `probability` for class 0, the others none better."""
+    logits = torch.zeros(1, 1, 16)
+    rest = (1.0 - probability) / 3.0
+    logits[..., :4] = torch.tensor([probability, rest, rest, rest]).log()
+    return logits
+
+
+@pytest.mark.parametrize(("believed", "is_free"), [(0.5, True), (0.97, False)])
+def test_divergence_teaches_prior_and_posterior_apart_and_only_beyond_the_free_nats(
+    believed: float, is_free: bool
+) -> None:
+    workflow, _ = make(overrides=("components.dynamics.latent.unimix=0.0",))
+    posterior = logits_with(believed).requires_grad_()
+    prior = torch.zeros(1, 1, 16, requires_grad=True)  # uniform
+    workflow.dynamics.prior = lambda deter: prior  # type: ignore[method-assign]
+    rows = {key: value[:1, :1] for key, value in make_batch().items()}
+    state = workflow.dynamics.initial_state(1, torch.device("cpu"))
+    loss = workflow.model_loss(rows, {key: value.unsqueeze(1) for key, value in state.items()}, posterior)
+    rest = (1.0 - believed) / 3.0
+    divergence = believed * math.log(4.0 * believed) + 3.0 * rest * math.log(4.0 * rest)
+    assert (divergence < 1.0) is is_free
+    assert float(loss.metrics["train/model_kl"]) == pytest.approx(divergence, rel=1e-4)
+    for name, learns, stays in (("dynamics", prior, posterior), ("representation", posterior, prior)):
+        term = loss.terms[name]
+        assert float(term.detach()) == pytest.approx(max(1.0, divergence), rel=1e-4)
+        (gradient,) = torch.autograd.grad(term, [learns], retain_graph=True)
+        assert bool(gradient.abs().sum() == 0.0) is is_free
+        assert torch.autograd.grad(term, [stays], allow_unused=True) == (None,)
+
+
+class FirstFeature(nn.Module):
+    """A critic that reads its value off the first feature."""
+
+    def forward(self, features: Tensor) -> Scalar:
+        return Scalar(features[..., :1])
+
+
+def fixed_dream(workflow: Dreamer, **told: list[float]) -> None:
+    features = torch.zeros(1, 3, 32)
+    features[0, :, 0] = torch.tensor(told["value"])
+    dream = {"features": features, "action": torch.tensor([[0, 1]])}
+    dream |= {name: torch.tensor([told[name]]) for name in ("reward", "continue")}
+    workflow.dream = lambda start, through_model: dream  # type: ignore[method-assign]
+    workflow.critic = FirstFeature()  # type: ignore[assignment]
+    workflow.slow_critic = FirstFeature()  # type: ignore[assignment]
+
+
+def test_returns_values_and_policy_of_a_dream_by_hand() -> None:
+    """Two steps: R1 = r2 + c2 v2; R0 = r1 + c1 (0.05 v1 + 0.95 R1)."""
+    workflow, _ = make(overrides=("algorithm.slow_regularizer=0.0", "controllers.actor.output_scale=0.0"))
+    fixed_dream(workflow, value=[2.0, 3.0, 4.0], reward=[9.0, 1.0, 0.5], **{"continue": [0.9, 0.8, 0.5]})
+    rows = {key: value[:1, 1:2] for key, value in make_batch().items()}
+    state = {key: value.unsqueeze(1) for key, value in workflow.dynamics.initial_state(1, torch.device("cpu")).items()}
+    loss = workflow.controller_loss(rows, state)
+    second = 0.5 + 0.5 * 4.0
+    first = 1.0 + 0.8 * (0.05 * 3.0 + 0.95 * second)
+    scale = max(1.0, 0.01 * (first - second) * 0.9)  # one update of the running percentiles
+    advantages = [(first - 2.0) / scale, (second - 3.0) / scale]
+    weights = [0.9, 0.9 * 0.8]
+    policy = -sum(w * a * math.log(1.0 / 3.0) for w, a in zip(weights, advantages, strict=True)) / 2.0
+    assert float(loss.terms["policy"].detach()) == pytest.approx(policy, rel=1e-5)
+    assert float(loss.terms["entropy"].detach()) == pytest.approx(-sum(weights) / 2.0 * math.log(3.0), rel=1e-5)
+    value = 0.9 * 0.5 * (first - 2.0) ** 2 + 0.72 * 0.5 * (second - 3.0) ** 2
+    assert float(loss.terms["value"].detach()) == pytest.approx(value / 2.0, rel=1e-5)
+    assert float(loss.metrics["controller/imagined_return"]) == pytest.approx((first + second) / 2.0, rel=1e-5)
+
+
+def test_replayed_values_take_real_rewards_then_what_was_dreamt() -> None:
+    workflow, _ = make(overrides=("algorithm.slow_regularizer=0.0",))
+    workflow.critic = workflow.slow_critic = FirstFeature()  # type: ignore[assignment]
+    flags = {"is_first": [[0, 0, 0, 1]], "is_last": [[0, 0, 1, 0]], "is_terminal": [[0, 0, 1, 0]]}
+    rows = {name: torch.tensor(values, dtype=torch.bool) for name, values in flags.items()}
+    rows["reward"] = torch.tensor([[0.0, 1.0, 2.0, 0.0]])
+    state = {"deter": torch.zeros(1, 4, 16), "stoch": torch.zeros(1, 4, 16)}
+    dreamt = torch.tensor([5.0, 6.0, 7.0, 8.0])
+    second = 2.0  # the episode ends there
+    first = 1.0 + 0.997 * (0.05 * 6.0 + 0.95 * second)
+    expected = (0.5 * first**2 + 0.5 * second**2 + 0.0) / 3.0  # the row where it ended does not count
+    assert float(workflow.replay_value_loss(rows, state, dreamt)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_dreams_may_begin_from_the_last_rows_alone() -> None:
+    workflow, _ = make(overrides=("algorithm.dream_last=2",))
+    starts = []
+    dream = workflow.dream
+    workflow.dream = lambda start, through_model: (starts.append(start), dream(start, through_model))[1]  # type: ignore[method-assign, func-returns-value]
+    batch = with_blank_context(workflow, make_batch())
+    workflow.update(batch, phase=PHASE)
+    assert starts[0]["deter"].shape == (3 * 2, 16)
+    assert torch.equal(starts[0]["deter"].half().view(3, 2, 16), batch["context_deter"][:, -2:])
+
+
+# --- who learns from what ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizers", [(), tuple(SEPARATE)], ids=["one optimiser", "three optimisers"])
+def test_each_hook_changes_its_own_parts_and_no_others(optimizers: tuple[str, ...]) -> None:
+    workflow, agent = make(overrides=optimizers)
+    before = copies(agent)
+    workflow.update_world_model(make_batch(), phase=PHASE)
+    assert changed(agent, before) == set(MODEL)
+    before = copies(agent)
+    workflow.update_controller(make_batch(), phase=PHASE)
+    assert changed(agent, before) == {"actor", "critic"}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_fused_update_reaches_everything(precision: str) -> None:
+    workflow, agent = make(overrides=(f"runtime.precision={precision}", "runtime.device=cpu"))
+    before = copies(agent)
+    metrics = workflow.update(make_batch(), phase=PHASE)
+    assert changed(agent, before) == {*MODEL, "actor", "critic"}
+    assert all(torch.isfinite(torch.as_tensor(value)).all() for value in metrics.values())
+    names = {name.removeprefix("loss/") for name in metrics if name.startswith("loss/")}
+    assert names == set(workflow.loss_scales)
+
+
+def is_reached(loss: Tensor, module: nn.Module) -> bool:
+    gradients = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True, allow_unused=True)
+    return any(gradient is not None for gradient in gradients)
+
+
+def test_policy_and_value_losses_leave_the_model_alone_but_for_replayed_values() -> None:
+    workflow, agent = make()
+    batch = make_batch()
+    rows, start = workflow.dynamics.begin(batch)
+    state, _ = workflow.dynamics.observe_sequence(
+        workflow.encoder(rows), rows["previous_action"], rows["is_first"], start
+    )
+    with torch.no_grad():
+        agent.controllers["critic"].output.weight.normal_()  # at its start, zero, it passes no gradient on
+    terms = workflow.controller_loss(rows, state).terms
+    reached = {
+        name: {part for part, module in parts(agent).items() if is_reached(term, module)}
+        for name, term in terms.items()
+    }
+    assert reached == {
+        "policy": {"actor"},
+        "entropy": {"actor"},
+        "value": {"critic"},
+        "replay_value": {"encoder", "dynamics", "critic"},
+    }
+
+
+def test_gradients_through_the_model_reach_the_actor_alone() -> None:
+    workflow, agent = make(
+        action=CONTINUOUS, overrides=("algorithm.policy_gradient=dynamics", "algorithm.slow_target=true", *SEPARATE)
+    )
+    batch = make_batch(action=CONTINUOUS)
+    rows, start = workflow.dynamics.begin(batch)
+    with torch.no_grad():
+        agent.components["reward_head"].output.weight.normal_()
+        state, _ = workflow.dynamics.observe_sequence(
+            workflow.encoder(rows), rows["previous_action"], rows["is_first"], start
+        )
+    workflow.controller_loss(rows, state).terms["policy"].backward()
+    assert {name for name, part in parts(agent).items() if any(p.grad is not None for p in part.parameters())} == {
+        "actor"
+    }
+
+
+def test_a_batch_is_learnt_by_heart() -> None:
+    workflow, _ = make(overrides=("optimizers.agent.learning_rate=1e-2",))
+    batch = make_batch()
+    losses = [workflow.update_world_model(dict(batch), phase=PHASE) for _ in range(150)]
+    for name, share in (("loss/reconstruction", 0.2), ("loss/reward", 0.5), ("loss/continue", 0.3)):
+        assert float(losses[-1][name]) < share * float(losses[0][name]), name
+
+
+# --- acting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", [DISCRETE, CONTINUOUS, MULTI], ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("observation", [VECTOR, IMAGE, {**VECTOR, **IMAGE}], ids=["state", "pixels", "both"])
+def test_it_acts_and_learns_with_every_kind_of_action_and_observation(
+    observation: dict[str, ArraySpec], action: ActionSpec
+) -> None:
+    workflow, _ = make(observation, action)
+    seen = {key: rows[:, 0] for key, rows in make_batch(observation, action).items() if key in observation}
+    answer = workflow.act(time_step(seen, [True] * 3), None, mode="train")
+    assert answer.action.shape == (3, *action.shape)
+    assert str(answer.action.dtype) == f"torch.{action.dtype}"
+    again = workflow.act(time_step(seen, [False] * 3), answer.state, mode="train")
+    assert again.extras["context_deter"].shape == (3, 16)
+    metrics = workflow.update(make_batch(observation, action), phase=PHASE)
+    assert math.isfinite(float(metrics["loss/policy"]))
+
+
+def test_a_new_episode_forgets_and_an_old_one_goes_on() -> None:
+    workflow, _ = make()
+    seen = {"vector": torch.randn(1, 3)}
+    first = workflow.act(time_step(seen, [True]), None, mode="eval")
+    later = workflow.act(time_step(seen, [False]), first.state, mode="eval")
+    anew = workflow.act(time_step(seen, [True]), later.state, mode="eval")
+    assert torch.equal(anew.state["deter"], first.state["deter"])
+    assert not torch.allclose(later.state["deter"], first.state["deter"])
+    assert first.extras == {}
+
+
+def test_rows_of_another_controller_keep_a_blank_context() -> None:
+    workflow, _ = make()
+    random = workflow.policy("random")
+    answer = random(time_step({"vector": torch.randn(2, 3)}, [True, True]), None, mode="train")
+    assert answer.extras["context_deter"].tolist() == [[0.0] * 16] * 2
+    assert workflow.policy(None) == workflow.act
+
+
+# --- what rows keep ----------------------------------------------------------------------------
+
+
+def test_learning_begins_with_the_context_of_row_0_and_writes_fresher_ones_back() -> None:
+    workflow, _ = make()
+    batch = with_blank_context(workflow, make_batch())
+    old = {key: batch[key].clone() for key in ("context_deter", "context_stoch")}
+    workflow.update(batch, phase=PHASE)
+    for key, values in old.items():
+        assert batch[key].shape == values.shape and batch[key].dtype == values.dtype
+        assert torch.equal(batch[key][:, 0], values[:, 0])
+    is_renewed = (batch["context_deter"][:, 1:] != 0).any(dim=-1)
+    assert torch.equal(is_renewed, ~batch["is_first"][:, 1:])  # a first row of an untaught memory stays at zero
+
+
+def test_the_context_written_back_is_what_observing_from_row_0_gives() -> None:
+    workflow, _ = make()
+    batch = with_blank_context(workflow, make_batch())
+    batch["context_deter"][:, 0] = 0.5
+    rows, before = workflow.dynamics.begin(batch)
+    assert torch.equal(before["deter"], torch.full((3, 16), 0.5))
+    assert torch.equal(rows["previous_action"], batch["action"][:, :-1])
+    assert torch.equal(rows["reward"], batch["reward"][:, 1:])
+    torch.manual_seed(3)
+    state, _ = workflow.dynamics.observe_sequence(
+        workflow.encoder(rows), rows["previous_action"], rows["is_first"], before
+    )
+    torch.manual_seed(3)
+    workflow.update_world_model(batch, phase=PHASE)
+    assert torch.equal(batch["context_deter"][:, 1:], state["deter"].detach().half())
+
+
+def test_rows_without_a_context_are_all_learnt_from() -> None:
+    workflow, _ = make()
+    batch = make_batch()
+    rows, before = workflow.dynamics.begin(batch)
+    assert rows["reward"].shape == (3, 7) and not bool(before["deter"].any())
+    assert torch.equal(rows["previous_action"][:, 1:], batch["action"][:, :-1])
+    workflow.update(batch, phase=PHASE)
+    assert "context_deter" not in batch
+
+
+# --- dreaming ----------------------------------------------------------------------------------
+
+
+def test_imagine_tells_states_observations_rewards_and_values() -> None:
+    workflow, _ = make({**VECTOR, **IMAGE})
+    seen = {"vector": torch.randn(2, 3), "image": torch.zeros(2, 16, 16, 3, dtype=torch.uint8)}
+    answer = workflow.act(time_step(seen, [True, True]), None, mode="eval")
+    dream = workflow.imagine(answer.state, horizon=5)
+    assert {key: tuple(value.shape[1:]) for key, value in dream.items()} == {
+        "vector": (6, 3),
+        "image": (6, 16, 16, 3),
+        "deter": (6, 16),
+        "stoch": (6, 16),
+        "reward": (6,),
+        "continue": (6,),
+        "value": (6,),
+        "action": (5,),
+    }
+    assert torch.equal(dream["deter"][:, 0], answer.state["deter"])
+    assert not dream["value"].requires_grad
+
+
+# --- sizes -------------------------------------------------------------------------------------
+
+WALKER = {"vector": ArraySpec((24,), "float32")}
+PIXELS = {"image": ArraySpec((64, 64, 3), "uint8")}
+
+
+@pytest.mark.parametrize(
+    ("size", "observation", "millions"),
+    [
+        ("1m", WALKER, 0.64),  # as danijar/dreamerv3 counts them for 24 numbers to 6 actions
+        ("12m", WALKER, 9.7),
+        ("12m", PIXELS, 10.5),
+        ("50m", PIXELS, 41.7),
+    ],
+)
+def test_sizes_have_the_parameters_of_the_reference(
+    size: str, observation: dict[str, ArraySpec], millions: float
+) -> None:
+    config = config_of((f"size={size}",))
+    given: dict[str, Any] = {"observation": observation, "action": ActionSpec("continuous", (6,))}
+    built: dict[str, Any] = {}
+    with torch.device("meta"):  # shapes without memory
+        for group in ("components", "controllers"):
+            for name, block in config[group].items():
+                built[name] = construct(block, place=name, injected=given, parts=built)
+    count = sum(p.numel() for part in built.values() if isinstance(part, nn.Module) for p in part.parameters())
+    assert count / 1e6 == pytest.approx(millions, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("size", "deter", "hidden", "classes", "depth", "units"),
+    [
+        ("1m", 512, 64, 4, 4, 64),
+        ("12m", 2048, 256, 16, 16, 256),
+        ("25m", 3072, 384, 24, 24, 384),
+        ("50m", 4096, 512, 32, 32, 512),
+        ("100m", 6144, 768, 48, 48, 768),
+        ("200m", 8192, 1024, 64, 64, 1024),
+        ("400m", 12288, 1536, 96, 96, 1536),
+    ],
+)
+def test_sizes_are_those_of_the_reference(
+    size: str, deter: int, hidden: int, classes: int, depth: int, units: int
+) -> None:
+    config = config_of((f"size={size}",))
+    components, controllers = config["components"], config["controllers"]
+    dynamics = components["dynamics"]
+    assert (dynamics["deter"], dynamics["hidden"], dynamics["latent"]["classes"]) == (deter, hidden, classes)
+    assert components["decoder"]["deter"] == deter
+    assert {components[name]["depth"] for name in ("encoder", "decoder")} == {depth}
+    blocks = [components[name] for name in ("encoder", "decoder", "reward_head", "continue_head")]
+    assert {block["units"] for block in [*blocks, controllers["actor"], controllers["critic"]]} == {units}
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.horizon=0", "algorithm.horizon is 0: dreams need at least 1 step"),
+        ("algorithm.dream_last=1", "algorithm.dream_last is 1: write 2 rows or more, or null for all of them"),
+        ("algorithm.free_nats=-1.0", "algorithm.free_nats is -1.0 and slow_regularizer is 1.0: write numbers from 0"),
+        ("algorithm.policy_gradient=dynamics", "policy_gradient is dynamics: that needs continuous actions and"),
+        ("algorithm.lambda_=1.5", "algorithm.lambda_ is 1.5: write a number from 0 to 1"),
+    ],
+)
+def test_impossible_settings_are_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(overrides=(override,))
+
+
+def test_the_fused_hook_needs_one_optimiser() -> None:
+    workflow, _ = make(overrides=tuple(SEPARATE))
+    with pytest.raises(ConfigError, match="Phase 'train' lists update, which needs one optimizer `agent` for"):
+        workflow.check_phase(Phase(name="train", buffer="replay", workflow_hooks=("update",)))
+    workflow.check_phase(Phase(name="train", buffer="replay", workflow_hooks=("update_world_model",)))

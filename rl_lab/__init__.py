@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rl_lab.api import Run, evaluate, load, make_env, play, resume, train
+    from rl_lab.api import Run, collect, evaluate, load, make_env, play, resume, train
     from rl_lab.policy import Policy
 
-_HOMES = dict.fromkeys(("Run", "evaluate", "load", "make_env", "play", "resume", "train"), "rl_lab.api")
+_HOMES = dict.fromkeys(("Run", "collect", "evaluate", "load", "make_env", "play", "resume", "train"), "rl_lab.api")
 _HOMES["Policy"] = "rl_lab.policy"
 
-__all__ = ["Policy", "Run", "evaluate", "load", "make_env", "play", "resume", "train"]
+__all__ = ["Policy", "Run", "collect", "evaluate", "load", "make_env", "play", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

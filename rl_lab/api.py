@@ -11,39 +11,31 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_lab.composition import apply_overrides, compose, from_yaml, to_yaml
+from rl_lab.composition import apply_overrides, compose, to_yaml
+from rl_lab.datasets import Dataset, Format, Request, collect_random, collect_run, default_output
 from rl_lab.environments.base import Environment
 from rl_lab.environments.catalog import EnvInfo
 from rl_lab.environments.checker import Finding
 from rl_lab.environments.factory import make_environment
+from rl_lab.loading import load_agent, load_config
 from rl_lab.orchestration.housekeeping import Housekeeping
 from rl_lab.policy import Policy
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.index import RunIndex, resolve_run
 from rl_lab.runs.lock import RunLock
-from rl_lab.runs.manifest import check_manifest_versions, collect_manifest
-from rl_lab.runs.migrate import migrate_config
+from rl_lab.runs.manifest import collect_manifest
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory
-from rl_lab.runs.state import apply_state
 from rl_lab.runs.video import write_video
 from rl_lab.settings import read_settings
 from rl_lab.types import ConfigError, EnvSpec, Metrics, RLLabError, RunError
-from rl_lab.wiring import (
-    Agent,
-    Experiment,
-    build,
-    build_agent,
-    build_environment,
-    build_evaluator,
-    build_runtime,
-)
+from rl_lab.wiring import Experiment, build, build_environment
 
 ResumeMode = Literal["exact", "warm_start", "warm_start_optimizer"]
 MODES = ("exact", "warm_start", "warm_start_optimizer")
@@ -160,7 +152,7 @@ def resume(
     config = load_config(directory)
     if mode != "exact":
         store = CheckpointStore(directory.checkpoints_dir)
-        found = store.load_newest_valid(logging.getLogger("rl_lab").warning)
+        found = store.load_newest_valid(logging.getLogger("rl_lab").warning, Experiment.WARM_SECTIONS)
         if found is None:
             raise RunError(f"Run {directory.id} has no checkpoint to start from.")
         changed = apply_overrides(config, overrides)
@@ -366,7 +358,7 @@ def evaluate(
     config = load_config(directory)
     if seed is not None:
         config["seed"] = seed
-    agent, evaluator = _load_agent(directory, config, checkpoint)
+    agent, evaluator = load_agent(directory, config, checkpoint)
     try:
         metrics: Metrics = agent.workflow.evaluate(episodes=episodes)
         if video is not None:
@@ -385,7 +377,7 @@ def load(run: RunReference, *, checkpoint: str | Path = "latest", runs_dir: str 
     config = load_config(directory)
     environment = build_environment(config, stream="play_environment", num_envs=1)
     try:
-        agent, evaluator = _load_agent(directory, config, checkpoint, environment)
+        agent, evaluator = load_agent(directory, config, checkpoint, environment)
         evaluator.close()
         return Policy(agent.workflow, environment.blueprint, device=agent.runtime.device)
     finally:
@@ -408,7 +400,7 @@ def play(
     config = load_config(directory)
     if seed is not None:
         config["seed"] = seed
-    agent, evaluator = _load_agent(directory, config, checkpoint)
+    agent, evaluator = load_agent(directory, config, checkpoint)
     try:
         recordings = evaluator.record_episodes(agent.workflow.act, episodes=episodes)
     finally:
@@ -421,6 +413,38 @@ def play(
         return None
     path = Path(output) if output is not None else directory.videos_dir / "play.mp4"
     return write_video(path, frames, recordings[0].fps)
+
+
+def collect(
+    source: RunReference,
+    *,
+    output: str | Path | None = None,
+    environment: str | None = None,
+    steps: int | None = None,
+    episodes: int | None = None,
+    format: Format = "npz",
+    mode: Literal["train", "eval"] = "train",
+    seed: int | None = None,
+    num_envs: int | None = None,
+    checkpoint: str | Path = "latest",
+    overwrite: bool = False,
+    overrides: Sequence[str] = (),
+    runs_dir: str | Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Dataset:
+    """Write a dataset from a run's policy, or from the "random" one in `environment`; see docs/datasets.md."""
+    run = None if source == "random" else _directory(source, runs_dir)
+    if output is None and (run is None or format == "minari"):
+        raise ConfigError("Say where the dataset goes: --output data/cartpole, or cartpole/random-v0 for Minari.")
+    place = default_output(run) if output is None and run is not None else output
+    request = Request(str(place), steps, episodes, format, mode, seed, num_envs, checkpoint, overwrite, progress)
+    if run is None:
+        return collect_random(environment, list(overrides), request)
+    if overrides:
+        raise ConfigError(
+            f"{overrides[0]}: a run's policy plays in the run's own environment; only random takes settings."
+        )
+    return collect_run(run, environment, request)
 
 
 def make_env(id: str, **settings: Any) -> Environment:
@@ -450,27 +474,6 @@ def check_environment(id: str) -> list[Finding]:
 
     registered = lookup.find(id)
     return checker.check_environment(lambda: gymnasium.make(registered, disable_env_checker=True))
-
-
-def load_config(run: RunDirectory) -> dict[str, Any]:
-    """The saved config of a run, upgraded to this version's schema."""
-    manifest = run.read_manifest()
-    check_manifest_versions(manifest, place=str(run.path))
-    config = from_yaml(run.read_config_text(), place=str(run.config_path))
-    return migrate_config(config, int(manifest["config_schema_version"]))
-
-
-def _load_agent(
-    directory: RunDirectory, config: Mapping[str, Any], checkpoint: str | Path, environment: Environment | None = None
-) -> tuple[Agent, Any]:
-    found = CheckpointStore(directory.checkpoints_dir).load(checkpoint, sections=("components", "controllers"))
-    runtime = build_runtime(config)
-    evaluator = build_evaluator(config, read_settings(config).evaluation, runtime)
-    spec = (environment or evaluator.environment).spec
-    agent = build_agent(config, spec, runtime=runtime, evaluator=evaluator)
-    targets = agent.state_targets()
-    apply_state({name: targets[name] for name in ("components", "controllers")}, found.state)
-    return agent, evaluator
 
 
 def _directory(run: RunReference, runs_dir: str | Path | None) -> RunDirectory:

@@ -82,6 +82,7 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
             if not item.is_add():
                 _check_key(str(item.key_or_group), known, groups)
         composed = _compose([*head, *(str(item.input_line) for item in values)], config_dir)
+    _keep_chosen_environment(composed, parsed, config_dir)
     config = _plain(composed, resolve=True)
     _start_replaced_blocks_afresh(config, chosen, parsed, config_dir)
     for item in in_phases:
@@ -133,6 +134,16 @@ def from_yaml(text: str, *, place: str) -> Config:
     if not isinstance(config, dict):
         raise ConfigError(f"{place} does not hold a config (a mapping of blocks).")
     return config
+
+
+def _keep_chosen_environment(composed: Any, overrides: Sequence[Override], config_dir: Path | None) -> None:
+    """An environment chosen by name replaces the experiment's own; how many of them run is up to the experiment."""
+    if any(item.key_or_group == "environment" for item in overrides):
+        roots = ("environment", "preset")
+        own = [str(item.input_line) for item in overrides if str(item.key_or_group).split(".")[0] in roots]
+        num_envs = composed.environment.num_envs
+        composed.environment = _compose(own, config_dir).environment
+        composed.environment.num_envs = num_envs
 
 
 def _start_replaced_blocks_afresh(
@@ -360,8 +371,9 @@ def _resolve_experiment(
             f"{did_you_mean(algorithm, algorithms)} Algorithms: {', '.join(algorithms)}."
         )
     name = re.sub(r"[^A-Za-z0-9]+", "_", environment).strip("_").lower()
-    implied = [f"algorithm={algorithm}", f"environment.id='{environment}'", f"experiment.name={algorithm}_{name}"]
-    return None, implied
+    is_group = environment in _groups(config_dir).get("environment", [])  # such as dmc/walker_walk
+    choice = f"environment={environment}" if is_group else f"environment.id='{environment}'"
+    return None, [f"algorithm={algorithm}", choice, f"experiment.name={algorithm}_{name}"]
 
 
 def list_experiments(config_dir: Path | None = None) -> list[ExperimentInfo]:
@@ -448,10 +460,14 @@ def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir
     picked = [str(item.input_line) for item in _parse_values([*implied, *overrides]) if item.key_or_group in groups]
     composed = _compose([*([f"experiment={chosen}"] if chosen else []), *picked], config_dir, with_hydra=True)
     choices = {group: option for group, option in composed.hydra.runtime.choices.items() if "/" not in group}
-    for group, option in [("", "config"), *reversed(choices.items())]:  # Hydra lists the last to speak first
+    order = [("", "config"), *reversed(choices.items())]  # Hydra lists the last to speak first
+    for group, option in sorted(order, key=lambda choice: f"{choice[0]}={choice[1]}" in picked):
         if group == "experiment":
             yield from reversed(list(_experiment_files(option, config_dir)))
         elif (file := _find(f"{group}/{option}.yaml".lstrip("/"), config_dir)) is not None:
+            for entry in _read(file).get("defaults", []):  # environment/dmc/walker_walk builds on /environment/dmc
+                if isinstance(entry, str) and entry.endswith("@_here_"):
+                    yield Path(f"{_find(entry[1:].removesuffix('@_here_') + '.yaml', config_dir)}")
             yield file
 
 

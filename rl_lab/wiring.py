@@ -12,12 +12,16 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+from zlib import crc32
 
+import torch
 from torch import nn
 
 from rl_lab.buffers.base import Buffer
+from rl_lab.buffers.budget import predict
+from rl_lab.buffers.row_log import KeepsFiles
 from rl_lab.collection.collector import Collector
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.construction import call_checked, construct, import_plugins
@@ -31,17 +35,20 @@ from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter
 from rl_lab.orchestration.housekeeping import Housekeeping
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
-from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
+from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore, ExternalFile
+from rl_lab.runs.files import readable_disk_errors
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state, gather_state
 from rl_lab.settings import CheckpointBlock, Config, EvaluationBlock, Settings, read_settings
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
 from rl_lab.types import ConfigError, Counts, EnvSpec, Metrics, StateTree, did_you_mean
-from rl_lab.utils.seeding import get_rng_state, seed_everything, set_rng_state
+from rl_lab.utils.seeding import get_rng_state, seed_everything, set_rng_state, stream_seed
 from rl_lab.utils.timing import Stopwatch
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import Parts, WorkflowContext
+
+_REPLAY = "replay"  # the folder of a run in which buffers keep rows, each in one of its own
 
 # --- the agent: everything that acts and learns ------------------------------------------------
 
@@ -157,6 +164,7 @@ def build_agent(
     for parts in (components, optimizers):
         _refuse_unused(parts, workflow)
     runtime.compile_methods(workflow)
+    runtime.capture_methods(workflow)
     return Agent(workflow, runtime, components, controllers, optimizers)
 
 
@@ -213,15 +221,19 @@ class Experiment:
     time_split: TimeSplit
     targets: dict[str, Any]
 
+    WARM_SECTIONS: ClassVar[tuple[str, ...]] = ("components", "controllers", "optimizers")  # all a warm start reads
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue exactly where a checkpoint was taken; random generators last, since restoring may draw."""
         apply_state(self.targets, checkpoint.state)
+        self.agent.runtime.forget_captures()
 
     def warm_start(self, checkpoint: Checkpoint, *, with_optimizers: bool) -> None:
         """Take over the weights (and the optimisers), not the counters, the schedules or the environments."""
         sections = ("components", "controllers", *(("optimizers",) if with_optimizers else ()))
         targets = self.agent.state_targets()
         apply_state({name: targets[name] for name in sections}, {name: checkpoint.state[name] for name in sections})
+        self.agent.runtime.forget_captures()
 
     def close(self) -> None:
         self.logger.close()
@@ -246,6 +258,8 @@ def build(
         opened.callback(logger.close)
         experiment = _assemble(config, settings, environment, logger, display, run, interrupted, on_save)
         opened.pop_all()
+    for remark in experiment.agent.runtime.remarks(experiment.agent.workflow):
+        logger.message(remark, "warning")
     return experiment
 
 
@@ -261,11 +275,13 @@ def _assemble(
 ) -> Experiment:
     runtime = build_runtime(config)
     stopwatch = Stopwatch()
-    buffers = build_buffers(config, settings, environment)
+    buffers = build_buffers(config, settings, environment, runtime.device, run)
     warn = partial(logger.message, level="warning")
     collector = Collector(environment, buffers, device=runtime.device, stopwatch=stopwatch, report=warn)
     evaluator = build_evaluator(config, settings.evaluation, runtime)
     agent = build_agent(config, environment.spec, runtime=runtime, collector=collector, evaluator=evaluator)
+    for sentence in predict(buffers, environment.spec, extra_bytes_per_row=agent.workflow.extra_bytes_per_row):
+        logger.message(sentence)
     scheduler = PhaseScheduler(settings.phases)
     time_split = TimeSplit(stopwatch)
     targets: dict[str, Any] = {}
@@ -314,13 +330,27 @@ def check(config: Config) -> None:
     build(config, run=None, quiet=True).close()
 
 
-def build_buffers(config: Config, settings: Settings, environment: Environment) -> dict[str, Buffer]:
+def build_buffers(
+    config: Config,
+    settings: Settings,
+    environment: Environment,
+    device: torch.device,
+    run: RunDirectory | None = None,
+) -> dict[str, Buffer]:
+    """Every buffer of the config; each draws from a random stream of its own and has a folder of the run."""
     buffers: dict[str, Buffer] = {}
     for name, block in (config["buffers"] or {}).items():
         if block is None:
             continue
         steps = [phase.collect_steps for phase in settings.phases if phase.buffer == name and phase.type == "online"]
-        injected = {"num_envs": environment.num_envs, "capacity_steps": max(steps, default=1)}
+        injected = {
+            "num_envs": environment.num_envs,
+            "spec": environment.spec,
+            "capacity_steps": max(steps, default=1),
+            "seed": stream_seed(int(config["seed"]), "buffer", crc32(name.encode())),
+            "device": device,
+            "directory": None if run is None else str(run.path / _REPLAY / name),
+        }
         buffers[name] = construct(block, place=f"buffers.{name}", injected=injected, plugins=settings.plugins)
     return buffers
 
@@ -357,8 +387,27 @@ def _saver(run: RunDirectory | None, block: CheckpointBlock, targets: dict[str, 
     store = CheckpointStore(run.checkpoints_dir, keep_recent=block.keep_recent)
 
     def save(*, counts: Counts, score: float | None, is_best: bool) -> Path:
-        state = gather_state(targets)
-        return store.save(state, agent_steps=counts.agent_steps, counts=counts.as_dict(), score=score, is_best=is_best)
+        buffers = {name: each for name, each in targets["buffers"].items() if isinstance(each, KeepsFiles)}
+        with readable_disk_errors(run.path / _REPLAY, run_id=run.id):
+            state = gather_state(targets)
+        external = [
+            ExternalFile("buffers", f"{_REPLAY}/{name}/{named.file}", named.bytes, named.crc32)
+            for name, buffer in buffers.items()
+            for named in buffer.named_files()
+        ]
+        path = store.save(
+            state,
+            agent_steps=counts.agent_steps,
+            counts=counts.as_dict(),
+            score=score,
+            is_best=is_best,
+            external=external,
+        )
+        needed = [PurePosixPath(each) for each in store.external_paths()]
+        for name, buffer in buffers.items():
+            folder = PurePosixPath(_REPLAY, name)
+            buffer.remove_files_but({place.name for place in needed if place.parent == folder})
+        return path
 
     return save
 

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ("api", "policy"),
     "__main__": ("cli",),
 }
-EVERYTHING = ("wiring", "settings", "api", "policy", "construction")
+EVERYTHING = ("wiring", "settings", "api", "policy", "construction", "loading", "datasets")
 
 # Where an exception of any kind is met, file and function: user code runs inside, and why is said there.
 BROAD_EXCEPTS = {
@@ -217,7 +217,7 @@ def backwards(source: Source) -> Iterator[str]:
 
 
 def compilations(source: Source) -> Iterator[str]:
-    if source.module == "training.runtime":
+    if source.module in ("training.runtime", "training.capture"):
         return
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rl_lab.api import collect
 from rl_lab.composition import PACKAGE_CONFIGS, compose, documented_keys, list_experiments
 from rl_lab.construction import resolve_target
 from rl_lab.environments.factory import make_environment
@@ -28,6 +29,7 @@ GROUP_FILES = [file for file in ALL_FILES if file.parent.name != "experiment"]
 
 # What wiring fills in: no config may set these, so none lists them. `input` stands for `input_size`.
 INJECTED = {"observation", "action", "num_envs", "capacity_steps", "input_size"}
+INJECTED |= {"spec", "seed", "device", "directory"}  # of buffers
 
 
 def name_of(file: Path) -> str:
@@ -47,8 +49,12 @@ def blocks_with_targets(node: Any, path: str = "") -> Iterator[tuple[str, dict[s
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_can_be_built(name: str) -> None:
+def test_every_experiment_can_be_built(name: str, tmp_path: Path) -> None:
     config = compose(name)
+    for block in (config["buffers"] or {}).values():
+        if block is not None and "dataset" in block:
+            block["dataset"] = str(tmp_path / "data")
+            collect("random", environment=config["environment"]["id"], steps=50, output=tmp_path / "data")
     try:
         check(config)
     except MissingExtraError as missing:
@@ -117,7 +123,8 @@ def test_every_option_of_an_algorithm_can_be_overridden(file: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted((PACKAGE_CONFIGS / "algorithm").glob("*.yaml")), ids=name_of)
 def test_every_option_of_an_optimizer_can_be_overridden(file: Path) -> None:
-    for name, block in (yaml.safe_load(file.read_text()).get("optimizers") or {}).items():
+    optimizers = yaml.safe_load(file.read_text()).get("optimizers") or {}
+    for name, block in [(name, block) for name, block in optimizers.items() if block is not None]:
         filled_in = {"parameters", "precision", "world"}
         assert block.keys() == (settable(Optimizer) - filled_in) | {"parts"}, name
 
@@ -163,7 +170,8 @@ def test_every_key_is_documented(file: Path) -> None:
 
 def _prefix(file: Path) -> str:
     is_global = "@package _global_" in file.read_text() or file.parent == PACKAGE_CONFIGS
-    return "" if is_global else file.parent.name
+    group = file.relative_to(PACKAGE_CONFIGS).parts[0]  # of nested ones, environment/dmc, the first
+    return "" if is_global else group
 
 
 def _leaves(node: Any, path: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ Counter environment rewards an action with its own number, so each row tells whe
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from torch import Tensor
 
 from rl_lab.buffers.base import Buffer
 from rl_lab.buffers.episodes import EpisodeBuffer
+from rl_lab.buffers.prioritized import PrioritizedReplayBuffer
+from rl_lab.buffers.replay import ReplayBuffer
 from rl_lab.buffers.rollout import RolloutBuffer
+from rl_lab.buffers.sequence import SequenceReplay
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import make_phase
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
@@ -158,6 +162,47 @@ def test_valid_transitions_of_episodes_are_exactly_the_decisions() -> None:
             valid = int((~batch["is_last"][i, :-1]).sum())
             is_even = int(batch["vector"][i, 0, EPISODE]) % 2 == 0
             assert valid == (LENGTH if is_even else LENGTH + 1)
+
+
+class Surprised(Contract):
+    """Gives priorities, as some replays ask."""
+
+    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
+        batch["priority"] = batch["reward"][:, 1]
+        return super().update_controller(batch, phase=phase)
+
+
+REPLAYS: dict[str, Any] = {
+    "one-step": partial(ReplayBuffer, batch_size=32),
+    "n-step": partial(ReplayBuffer, batch_size=32, n_step=4),
+    "prioritised": partial(PrioritizedReplayBuffer, batch_size=32, n_step=2),
+    "sequences": partial(SequenceReplay, batch_size=16, sequence_length=6, uniform=0.4, priority=0.3, recency=0.3),
+}
+
+
+@pytest.mark.parametrize("kind", REPLAYS)
+@pytest.mark.parametrize(("capacity_rows", "collect_steps"), [(24, 1), (60, 8), (60, 19), (3000, 5)])
+def test_replays_keep_the_convention_wherever_the_ring_stands(
+    kind: str, capacity_rows: int, collect_steps: int
+) -> None:
+    """Sequences that crossed the write head, or a row out of place, would break the chain of numbers."""
+    workflow = Surprised()
+    buffer = REPLAYS[kind](num_envs=3, capacity_rows=capacity_rows)
+    loop = run(workflow, buffer, collect_steps=collect_steps, duration_steps=240, duration_cycles=None)
+    assert len(workflow.batches) >= 240 // (3 * collect_steps) - 2
+    assert buffer.num_rows <= capacity_rows
+    oldest, newest = (loop.scheduler.run_counts.agent_steps - capacity_rows) // 3, workflow.batches[-1]
+    elapsed = newest["vector"][..., EPISODE] * LENGTH + newest["vector"][..., STEP]
+    assert bool((elapsed >= oldest - 2 * LENGTH).all()), "what the ring has lost is not drawn"
+
+
+@pytest.mark.parametrize("kind", REPLAYS)
+@pytest.mark.parametrize("updates_per_step", [0.25, 1.0, 1.5])
+def test_updates_keep_exactly_to_their_ratio(kind: str, updates_per_step: float) -> None:
+    workflow = Surprised()
+    buffer = REPLAYS[kind](num_envs=3, capacity_rows=60)
+    loop = run(workflow, buffer, collect_steps=7, updates_per_step=updates_per_step, duration_cycles=8)
+    assert len(workflow.batches) == int(loop.scheduler.run_counts.agent_steps * updates_per_step)
 
 
 def test_a_misspelt_hook_never_reaches_the_environment() -> None:

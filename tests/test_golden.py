@@ -15,10 +15,33 @@ import torch
 
 from rl_lab.composition import compose
 from rl_lab.wiring import build
+from tests.tiny_dreamer import TINY_DREAMER
 
 GOLDEN = Path(__file__).parent / "golden.json"
 SMALL = ["environment.num_envs=4", "training.phases.train.collect_steps=16", "evaluation.final_episodes=0"]
 PPO = ["algorithm.epochs=2", "algorithm.minibatch_size=32", "training.phases.train.duration_cycles=3"]
+DQN = ["buffers.replay.minimum_rows=64", "algorithm.target_every=8", "training.phases.train.duration_cycles=4"]
+SAC = [
+    "training.phases.prefill.duration_steps=64",
+    "training.phases.train.updates_per_step=0.05",
+    "training.phases.train.duration_cycles=3",
+]
+DREAMER = [
+    *TINY_DREAMER,
+    "environment.num_envs=4",
+    "buffers.replay.batch_size=4",
+    "buffers.replay.sequence_length=9",
+    "training.phases.prefill.duration_steps=64",
+    "training.phases.train.updates_per_step=0.05",
+    "training.phases.train.duration_cycles=3",
+]
+OLDER_DREAMER = [
+    "algorithm.horizon=4",
+    "components.dynamics.deter=16",
+    *(f"components.{part}.units=16" for part in ("encoder", "decoder", "reward_head", "continue_head")),
+    *(f"controllers.{part}.units=16" for part in ("actor", "critic")),
+    *DREAMER[-5:],
+]
 CASES = {
     "ppo": ["ppo_cartpole", *PPO],
     "ppo_continuous_normalised": ["ppo_pendulum", *PPO],
@@ -33,6 +56,18 @@ CASES = {
         "algorithm.target_kl=0.5",
     ],
     "reinforce": ["reinforce_cartpole", "training.phases.train.duration_cycles=12"],
+    "dqn": ["dqn_cartpole", *DQN],
+    "dqn_rainbow": ["dqn_cartpole_rainbow", *DQN],
+    "dqn_quantiles_masked": ["rl_lab/MaskedChain-v0:dqn", "q_values=quantile", *DQN],
+    "dqn_pixels": ["rl_lab/PixelCatch-v0:dqn", "buffers.replay.batch_size=16", *DQN],
+    "sac": ["sac_pendulum", *SAC],
+    "sac_discrete": ["sac_cartpole", "algorithm.n_step=3", *SAC],
+    "dreamer_v1": ["dreamer_v1", *OLDER_DREAMER],
+    "dreamer_v2": ["dreamer_v2", *OLDER_DREAMER, "components.dynamics.latent.classes=4"],
+    "dreamer_v3": ["rl_lab/Corridor-v0:dreamer", *DREAMER],
+    "dreamer_v3_continuous": ["rl_lab/PointMass-v0:dreamer", *DREAMER],
+    "dreamer_v3_pixels": ["rl_lab/PixelCatch-v0:dreamer", *DREAMER],
+    "sac_pixels": ["sac_pixels", "buffers.replay.batch_size=16", *SAC],
     "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=12"],
 }
 

@@ -6,6 +6,7 @@ import pytest
 
 from rl_lab.composition import compose
 from rl_lab.wiring import build
+from tests.tiny_dreamer import TINY_DREAMER
 
 FAST_PPO = [
     "environment.num_envs=16",
@@ -67,8 +68,54 @@ def test_reinforce_learns(experiment: str) -> None:
     assert score(experiment, *corridor, steps(15_000)) > 0.9
 
 
+FAST_DQN = [
+    "environment.num_envs=8",
+    "algorithm.epsilon='linear(1.0, 0.05, over=2000 agent_steps)'",
+    "algorithm.target_every=50",
+    "components.q_values.hidden_sizes=[64]",
+    "optimizers.controller.learning_rate=2e-3",
+    "buffers.replay.minimum_rows=500",
+]
+RAINBOW = ["algorithm.n_step=3", "components.q_values.dueling=true", "replay=prioritized", "q_values=categorical"]
+
+
+@pytest.mark.parametrize("switches", [[], [*RAINBOW, "components.q_values.lowest=-1.0"]], ids=["plain", "rainbow"])
+def test_dqn_learns(switches: list[str]) -> None:
+    assert score("rl_lab/Corridor-v0:dqn", *FAST_DQN, *switches, steps(6_000)) > 0.9
+
+
+def test_dqn_learns_quantiles_under_action_masks() -> None:
+    solved = score_limit("rl_lab/MaskedChain-v0")
+    assert score("rl_lab/MaskedChain-v0:dqn", *FAST_DQN, "q_values=quantile", steps(6_000)) >= solved
+
+
+FAST_SAC = [
+    "environment.num_envs=4",
+    "controllers.actor.hidden_sizes=[32, 32]",
+    "controllers.critic.hidden_sizes=[32, 32]",
+    "buffers.replay.batch_size=64",
+    *(f"optimizers.{name}.learning_rate=3e-3" for name in ("critic", "actor", "temperature")),
+    "training.phases.prefill.duration_steps=1000",
+    "training.phases.train.updates_per_step=0.5",
+]
+
+
+def test_sac_learns_continuous_actions() -> None:
+    assert score("rl_lab/PointMass-v0:sac", *FAST_SAC, steps(2_000)) > score_limit("rl_lab/PointMass-v0")
+
+
+def test_sac_learns_choices_under_action_masks() -> None:
+    shared = [*FAST_SAC, "algorithm.discount=0.9", "components.temperature.target_share=0.2"]
+    assert score("rl_lab/MaskedChain-v0:sac", *shared, steps(2_500)) >= score_limit("rl_lab/MaskedChain-v0")
+
+
 def test_the_default_run_solves_cartpole() -> None:
     assert score("ppo_cartpole") >= 475
+
+
+def test_dreamer_learns_in_its_dreams() -> None:
+    short_sighted = ["algorithm.discount=0.95", "algorithm.horizon=5"]
+    assert score("rl_lab/Corridor-v0:dreamer", *TINY_DREAMER, *short_sighted, steps(1_200)) > 0.9
 
 
 def score_limit(environment_id: str) -> float:

@@ -20,12 +20,14 @@ from typing import Any
 import pytest
 
 from rl_lab import api
+from rl_lab.buffers.archive import rows_in_full
 from rl_lab.composition import compose
 from rl_lab.metrics.names import is_wall_clock
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.utils.tree import equal
 from rl_lab.wiring import Experiment, build
+from tests.tiny_dreamer import TINY_DREAMER
 
 COMMON = [
     "training.checkpoint.every_updates=2",
@@ -39,6 +41,37 @@ COMMON = [
     "logging.tensorboard=false",
 ]
 SMALL_PPO = ["algorithm.epochs=2", "algorithm.minibatch_size=32", "training.phases.train.collect_steps=16"]
+SMALL_DQN = [
+    "environment.num_envs=4",
+    "buffers.replay.capacity_rows=160",
+    "buffers.replay.minimum_rows=64",
+    "buffers.replay.batch_size=16",
+    "algorithm.target_every=3",
+    "algorithm.epsilon='linear(1.0, 0.1)'",
+    "training.phases.train.collect_steps=8",
+    "training.phases.train.updates_per_step=0.04",  # 1.28 passes per cycle: the rest must survive a resume
+    "logging.every_updates=1",
+]
+SMALL_SAC = [
+    "environment.num_envs=4",
+    "buffers.replay.capacity_rows=120",
+    "buffers.replay.batch_size=16",
+    "training.phases.prefill.duration_steps=24",
+    "training.phases.train.collect_steps=4",
+    "training.phases.train.updates_per_step=0.08",  # 1.28 passes per cycle: the rest must survive a resume
+    "logging.every_updates=1",
+]
+SMALL_DREAMER = [
+    *TINY_DREAMER,
+    "environment.num_envs=4",
+    "buffers.replay.capacity_rows=200",  # the ring comes round, and states are written back into old rows
+    "buffers.replay.batch_size=4",
+    "buffers.replay.sequence_length=9",
+    "training.phases.prefill.duration_steps=40",
+    "training.phases.train.collect_steps=8",
+    "training.phases.train.updates_per_step=0.04",
+    "logging.every_updates=1",
+]
 CASES = {
     "ppo discrete, native": ["ppo_cartpole", "environment.num_envs=4", *SMALL_PPO],
     "ppo discrete, sync": ["ppo_cartpole", "environment.num_envs=4", "environment.vectorization=sync", *SMALL_PPO],
@@ -54,6 +87,19 @@ CASES = {
         *SMALL_PPO,
     ],
     "reinforce": ["reinforce_cartpole", "environment.num_envs=4", "buffers.episodes.episodes_per_batch=4"],
+    "dqn": ["dqn_cartpole", *SMALL_DQN],
+    "dqn with every switch, prioritised": ["dqn_cartpole_rainbow", *SMALL_DQN],
+    "sac continuous, policy delayed": ["sac_pendulum", "algorithm.policy_every=2", *SMALL_SAC],
+    "sac prioritised with normalisation": [
+        "sac_pendulum",
+        "replay=prioritized",
+        "algorithm.n_step=2",
+        "components.observation_normalizer.mode=rolling",
+        *SMALL_SAC,
+    ],
+    "sac discrete from pixels": ["sac_pixels", *SMALL_SAC],
+    "dreamer from states": ["dreamer_v3_cartpole", *SMALL_DREAMER],
+    "dreamer from pixels": ["rl_lab/PixelCatch-v0:dreamer", *SMALL_DREAMER],
     "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
 }
 
@@ -74,6 +120,8 @@ def reproducible_state(run_path: Path) -> dict[str, Any]:
     state = dict(CheckpointStore(run_path / "checkpoints").load("latest").state)
     state["progress"] = {name: value for name, value in state["progress"].items() if name != "wall_s"}
     state["logger"] = state["logger"]["window"]
+    # An interrupted run has the same rows in other files.
+    state["buffers"] = {name: rows_in_full(run_path / "replay" / name, each) for name, each in state["buffers"].items()}
     return state
 
 
@@ -173,7 +221,13 @@ def kill_at_a_random_instant(case: str, runs_dir: Path, seed: int) -> None:
         api.resume("cut", runs_dir=runs_dir, quiet=True)
 
 
-KILLED = ("ppo discrete, async", "ppo continuous with normalisation", "ppo with memory", "reinforce")
+KILLED = (
+    "ppo discrete, async",
+    "ppo continuous with normalisation",
+    "ppo with memory",
+    "reinforce",
+    "dqn with every switch, prioritised",
+)
 
 
 @pytest.mark.parametrize(("case", "seed"), [(case, index) for index, case in enumerate(KILLED)])

@@ -11,11 +11,13 @@ from torch import nn
 
 from rl_lab import wiring
 from rl_lab.composition import compose
+from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.state import gather_state
 from rl_lab.settings import read_settings
 from rl_lab.types import ConfigError, Counts
 from rl_lab.wiring import build, build_agent, build_environment, build_parts, build_runtime, check
-from tests.doubles import ScriptedEnvironment, env_rows
+from tests.doubles import CPU, ScriptedEnvironment, env_rows
 
 DEBUG = ["preset=debug", "algorithm.epochs=1"]
 
@@ -296,7 +298,43 @@ def test_buffers_hold_the_longest_collection_of_their_phases(config: dict[str, A
     config["training"]["phases"].append(second)
     settings = read_settings(config)
     environment: Any = ScriptedEnvironment([env_rows([0.0])])
-    assert wiring.build_buffers(config, settings, environment)["rollout"].capacity_steps == 77  # type: ignore[attr-defined]
+    assert wiring.build_buffers(config, settings, environment, CPU)["rollout"].capacity_steps == 77  # type: ignore[attr-defined]
+
+
+def test_a_setting_that_compiles_nothing_is_remarked(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(wiring.MetricLogger, "message", lambda _, text, level="info": said.append((level, text)))
+    config["runtime"]["compile"] = True
+    check(config)
+    assert said == [("warning", "runtime.compile is true, but PPO names no methods to compile: nothing is.")]
+
+
+def test_what_was_captured_before_a_restore_is_recorded_anew(config: dict[str, Any]) -> None:
+    forgotten: list[str] = []
+    experiment = build(config, run=None, quiet=True)
+    try:
+        experiment.agent.runtime.forget_captures = lambda: forgotten.append("all")  # type: ignore[method-assign]
+        state = gather_state(experiment.targets)
+        checkpoint = Checkpoint(Path("unsaved"), {}, state)
+        experiment.restore(checkpoint)
+        experiment.warm_start(checkpoint, with_optimizers=True)
+        experiment.agent.workflow.enter_phase(experiment.settings.phases[0])
+    finally:
+        experiment.close()
+    assert forgotten == ["all"] * 3
+
+
+def test_each_replay_draws_from_a_stream_of_its_own(config: dict[str, Any]) -> None:
+    block = {"_target_": "rl_lab.buffers.replay.ReplayBuffer", "capacity_rows": 100}
+    environment: Any = ScriptedEnvironment([env_rows([0.0])])
+
+    def seeds(seed: int) -> list[int]:
+        changed = {**config, "seed": seed, "buffers": {"first": block, "second": block}}
+        buffers = wiring.build_buffers(changed, read_settings(config), environment, CPU)
+        return [buffer.seed for buffer in buffers.values()]  # type: ignore[attr-defined]
+
+    assert seeds(0) == seeds(0)
+    assert len({*seeds(0), *seeds(1)}) == 4
 
 
 def test_usage_tells_speed_and_time_left() -> None:

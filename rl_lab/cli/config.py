@@ -111,12 +111,12 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _check_one(name: str | None, overrides: list[str], config_dir: Path | None) -> dict[str, str]:
     from rl_lab import composition, wiring
-    from rl_lab.types import MissingExtraError, RLLabError
+    from rl_lab.types import MissingDatasetError, MissingExtraError, RLLabError
 
     state, message = "ok", ""
     try:
         wiring.check(composition.compose(name, overrides, config_dir=config_dir))
-    except MissingExtraError as error:  # nothing is wrong with the experiment; it just cannot be built here
+    except (MissingExtraError, MissingDatasetError) as error:  # nothing is wrong with it; it cannot be built here
         state, message = "skip", str(error)
     except RLLabError as error:
         state, message = "fail", str(error)

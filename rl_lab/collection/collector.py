@@ -56,6 +56,7 @@ class Collector:
         self.episodes = EpisodeTracker(environment.num_envs)
         self.restarts = 0
         self._pending: EnvRows | None = None
+        self._time_step: TimeStep | None = None  # the pending row as tensors: a buffer knows it again by its memory
         self._policy_state: Any = None
         self._controller: str | None = None
 
@@ -70,8 +71,8 @@ class Collector:
         agent_steps = 0
         clock, environment_s, policy_s = time.perf_counter, 0.0, 0.0
         pending = self._pending
+        time_step = to_time_step(pending, self.device) if self._time_step is None else self._time_step
         for _ in range(phase.collect_steps):
-            time_step = to_time_step(pending, self.device)
             before = clock()
             with torch.inference_mode():
                 answer = policy(time_step, self._policy_state, mode="train")
@@ -88,9 +89,10 @@ class Collector:
             environment_s += clock() - start
             policy_s += between - before
             self._checked(pending)
+            time_step = to_time_step(pending, self.device)
             finished += self.episodes.track(pending)
-        self._pending = pending
-        buffer.set_pending(row_of(to_time_step(pending, self.device)))
+        self._pending, self._time_step = pending, time_step
+        buffer.set_pending(row_of(time_step))
         self.stopwatch.add("environment", environment_s)
         self.stopwatch.add("policy", policy_s)
         self._drain_events()
@@ -141,7 +143,7 @@ class Collector:
         self._policy_state = map_leaves(lambda leaf: leaf.to(self.device), state["policy_state"])
         self.episodes.set_state(state["episodes"])
         self.restarts = state["restarts"]
-        self._pending = None
+        self._pending = self._time_step = None
         if state["pending"] is not None:
             self._pending = EnvRows(**tensors_to_numpy(state["pending"]))
             self.environment.set_state(tensors_to_numpy(state["environment"]))

@@ -96,6 +96,14 @@ NAMES: dict[str, Meaning] = {
         "Steady or slowly changing. Always above the clip limit: lower the learning rate or scale rewards. "
         "Spikes: look at the losses of the same row.",
     ),
+    "train/*_learning_rate": Meaning(
+        "1", "Learning rate of one optimizer of several; `*` is its name.", "Follows its schedule."
+    ),
+    "train/*_grad_norm": Meaning(
+        "1",
+        "Gradient norm of one optimizer of several, before clipping; `*` is its name.",
+        "As `train/grad_norm`.",
+    ),
     "train/grad_norm/*": Meaning(
         "1",
         "Gradient norm of one part, with `log_module_norms: true`.",
@@ -110,6 +118,22 @@ NAMES: dict[str, Meaning] = {
     "train/phase_fraction": Meaning("fraction", "How much of the current phase is done.", "0 to 1."),
     "train/phase_index": Meaning("index", "Which phase of the curriculum runs, from 0.", "Whole numbers that rise."),
     "train/clip_range": Meaning("1", "PPO's limit on the probability ratio.", "Follows its schedule."),
+    "train/model_kl": Meaning(
+        "nats",
+        "World models: divergence of what is believed after looking from what was expected before, without free nats.",
+        "Falls, then levels off above 0. Near 0 from the start: the latent carries nothing; lower `free_nats` or the "
+        "scale of `representation`. Rising for long: the model meets much that is new to it.",
+    ),
+    "train/posterior_entropy": Meaning(
+        "nats",
+        "World models: entropy of the latent after looking, summed over its parts.",
+        "Starts near its maximum and falls. Below `train/prior_entropy`: looking helps.",
+    ),
+    "train/prior_entropy": Meaning(
+        "nats",
+        "World models: entropy of the latent before looking, summed over its parts.",
+        "Falls towards `train/posterior_entropy` as the world becomes predictable.",
+    ),
     # --- what the policy is like
     "controller/entropy": Meaning(
         "nats",
@@ -120,6 +144,12 @@ NAMES: dict[str, Meaning] = {
     ),
     "controller/epsilon": Meaning(
         "fraction", "Share of actions taken at random while collecting.", "Follows its schedule."
+    ),
+    "controller/temperature": Meaning(
+        "return / nat",
+        "SAC: what one nat of entropy is worth.",
+        "Falls from its start and levels off where the policy has the entropy asked for. Rises without end: the policy "
+        "cannot reach its target entropy, so lower `components.temperature.target_entropy`.",
     ),
     "controller/approx_kl": Meaning(
         "nats",
@@ -147,6 +177,21 @@ NAMES: dict[str, Meaning] = {
         "Above 0. Exactly 0: every action looks alike, so nothing can be learnt.",
     ),
     # --- losses
+    "controller/imagined_return": Meaning(
+        "return",
+        "Dreamer: mean return of the dreams an update learnt from, discounted and bootstrapped.",
+        "Rises with the real return. Far above what episodes bring: the model promises too much; collect more.",
+    ),
+    "controller/imagined_reward": Meaning(
+        "reward per agent step",
+        "Dreamer: mean reward of a dreamt step.",
+        "Close to the mean reward of real steps.",
+    ),
+    "controller/return_scale": Meaning(
+        "return",
+        "Dreamer: range between the percentiles of dreamt returns, by which advantages are divided.",
+        "At its smallest value (1) while returns are small; then it follows their range.",
+    ),
     "loss/policy": Meaning(
         "1",
         "Policy-gradient loss, unscaled.",
@@ -157,8 +202,40 @@ NAMES: dict[str, Meaning] = {
         "Regression error of the critic, unscaled.",
         "Rises while returns grow, then falls. Very large: normalise rewards.",
     ),
+    "loss/critic": Meaning(
+        "return squared",
+        "SAC: half the squared error of each critic, summed over both.",
+        "Rises while returns grow, then levels off. Explodes: lower the critic's learning rate or the reward's scale.",
+    ),
+    "loss/temperature": Meaning(
+        "return",
+        "SAC: temperature times the entropy above its target.",
+        "Around 0. Far above for long: there is more entropy than asked for, and the temperature falls.",
+    ),
     "loss/entropy": Meaning(
         "nats", "Entropy term of the loss, unscaled: minus the mean entropy.", "Minus `controller/entropy`."
+    ),
+    "loss/reconstruction": Meaning(
+        "1",
+        "World models: error of the reconstructed observation, summed over its elements.",
+        "Falls fast, then slowly. Level and high: the model is too small, or the observation is noise.",
+    ),
+    "loss/dynamics": Meaning(
+        "nats",
+        "World models: `train/model_kl` where above `free_nats`; teaches the prior.",
+        "Falls towards `free_nats` in predictable worlds.",
+    ),
+    "loss/representation": Meaning(
+        "nats",
+        "World models: the same value as `loss/dynamics`; teaches the posterior.",
+        "As `loss/dynamics`.",
+    ),
+    "loss/reward": Meaning("nats", "World models: error of the predicted reward.", "Falls."),
+    "loss/continue": Meaning(
+        "nats", "World models: error of the predicted continuation.", "Falls to the entropy of the discount, near 0."
+    ),
+    "loss/replay_value": Meaning(
+        "nats", "Dreamer: error of the critic on replayed rows.", "Falls as `loss/value` does."
     ),
     "loss/*": Meaning(
         "1",

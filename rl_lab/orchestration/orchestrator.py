@@ -3,7 +3,7 @@
 cycle of a phase   online      collect -> as many update passes as are due
                    offline     one update pass
                    eval_only   one evaluation
-update pass        one batch, sampled once, through every update hook of the phase in order
+update pass        one batch, sampled once, through every update hook of the phase in order, then back to its buffer
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class Orchestrator:
             batch = buffer.sample()
             for hook in phase.workflow_hooks:
                 self.housekeeping.updated(getattr(self.workflow, hook)(batch, phase=phase))
+            buffer.learned(batch)
         self.scheduler.pass_done()
         return True
 
@@ -112,3 +113,32 @@ class Orchestrator:
                 f"{did_you_mean(phase.buffer, self.buffers)} There are: {', '.join(self.buffers)}."
             )
         self.workflow.check_phase(phase)
+        if phase.type != "eval_only":
+            self._check_rows_come(phase)
+
+    def _check_rows_come(self, phase: Phase) -> None:
+        """Refuse a phase that would find no rows, or would bring rows where none are taken."""
+        buffer = self.buffers[phase.buffer]
+        holds_dataset = getattr(buffer, "is_read_only", False)
+        if phase.type == "online" and holds_dataset:
+            raise ConfigError(
+                f"Phase '{phase.name}' collects into buffer '{phase.buffer}', which holds a dataset and takes no new "
+                "rows: name another buffer, or write `type: offline`."
+            )
+        if phase.type == "online" or not self.workflow.is_on_policy:
+            return
+        if holds_dataset:
+            raise ConfigError(
+                f"Phase '{phase.name}' learns from the dataset in buffer '{phase.buffer}', but "
+                f"{type(self.workflow).__name__} learns only from its own actions: use an off-policy algorithm, such "
+                "as q_learning."
+            )
+        before = self.scheduler.phases[: self.scheduler.phases.index(phase)]
+        filled = [index for index, each in enumerate(before) if each.type == "online" and each.buffer == phase.buffer]
+        others = [each for each in before[filled[-1] :] if each.controller != phase.controller] if filled else []
+        if others:
+            raise ConfigError(
+                f"Phase '{phase.name}' is offline, but {type(self.workflow).__name__} learns only from its own actions "
+                f"and forgets what '{others[0].controller or 'its policy'}' collected in phase '{others[0].name}': "
+                "leave `controller` out there, or learn while collecting."
+            )

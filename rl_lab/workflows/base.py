@@ -38,7 +38,9 @@ class Workflow(ABC):
     Every method named `update_*` is a hook that a phase may list under `workflow_hooks`.
     """
 
-    compiled: ClassVar[tuple[str, ...]] = ()  # pure methods the runtime may compile or capture
+    compiled: ClassVar[tuple[str, ...]] = ()  # pure methods the runtime may compile
+    captured: ClassVar[tuple[str, ...]] = ()  # `(batch, numbers, **choices) -> outputs`: whole updates, for CUDA graphs
+    extra_bytes_per_row: int = 0  # what `act` keeps with each row of an environment: for the prediction of memory
     phase_options: ClassVar[tuple[str, ...]] = ()  # keys a phase may set under `options:`
     is_on_policy: ClassVar[bool] = False  # learns only from what its own policy did
 
@@ -78,6 +80,7 @@ class Workflow(ABC):
         for name, part in parts.items():
             if isinstance(part, nn.Module):
                 part.requires_grad_(name not in phase.freeze)
+        self.context.runtime.forget_captures()  # they hold what was frozen when they were recorded
 
     def check_phase(self, phase: Phase) -> None:
         """Refuse, before the first step, a phase this workflow cannot run."""

@@ -21,6 +21,12 @@ class Parts(Mapping[str, Any]):
         self._parts = dict(parts)
         self.asked: set[str] = set()  # names somebody wanted; what nobody wants is probably a mistake
 
+    def add(self, name: str, part: Any) -> None:
+        """A part that the workflow makes of others, such as a slow copy: it is saved and restored with the rest."""
+        assert name not in self._parts, f"{self.kind}.{name} is there already"
+        self.asked.add(name)
+        self._parts[name] = part
+
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
         return self._parts[name]

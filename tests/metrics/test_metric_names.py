@@ -30,7 +30,7 @@ def test_the_counters_are_those_of_counts_and_the_clock() -> None:
 
 def test_an_exact_name_is_found_before_a_pattern() -> None:
     assert meaning_of("loss/value") is NAMES["loss/value"]
-    assert meaning_of("loss/reconstruction") is NAMES["loss/*"]
+    assert meaning_of("loss/of_a_plugin") is NAMES["loss/*"]
     assert meaning_of("controller/unheard_of") is None
 
 

@@ -308,17 +308,49 @@ def test_a_run_that_was_stopped_is_not_continued_by_a_resume() -> None:
     assert scheduler.run_counts.updates == updates
 
 
-def test_an_on_policy_workflow_forgets_what_another_controller_collected() -> None:
-    class OnPolicyDiary(Diary):
-        is_on_policy = True
+class OnPolicyDiary(Diary):
+    is_on_policy = True
 
+
+@pytest.mark.parametrize(("workflow", "learns"), [(Diary(), True), (OnPolicyDiary(), False)])
+def test_an_on_policy_workflow_forgets_what_another_controller_collected(workflow: Diary, learns: bool) -> None:
+    """Twelve rows of prefill hold the whole first episode; the four rows of training hold no end of the second."""
     buffers = {"episodes": EpisodeBuffer(num_envs=2, episodes_per_batch=1)}
     phases = [
         phase("prefill", buffer="episodes", controller="random", duration_cycles=3, workflow_hooks=[]),
+        phase("train", buffer="episodes", duration_cycles=1),
+    ]
+    environment = counter(length=9)
+    parts = {"controllers": {"random": RandomController(action=environment.spec.action)}}
+    make_orchestrator(workflow, phases, environment=environment, buffers=buffers, parts=parts).run()
+    assert bool(workflow.calls) == learns
+
+
+@pytest.mark.parametrize("between", [[], [{"name": "look", "type": "eval_only", "duration_cycles": 1}]])
+def test_learning_later_from_what_would_be_forgotten_is_refused_at_once(between: list[dict[str, Any]]) -> None:
+    buffers = {"episodes": EpisodeBuffer(num_envs=2, episodes_per_batch=1)}
+    phases = [
+        phase("prefill", buffer="episodes", controller="random", duration_cycles=3, workflow_hooks=[]),
+        *(phase(**settings) for settings in between),
         phase("learn", buffer="episodes", type="offline", duration_updates=1),
     ]
     environment = counter()
     parts = {"controllers": {"random": RandomController(action=environment.spec.action)}}
-    loop = make_orchestrator(OnPolicyDiary(), phases, environment=environment, buffers=buffers, parts=parts)
-    with pytest.raises(ConfigError, match="holds no batch"):
-        loop.run()
+    message = (
+        "Phase 'learn' is offline, but OnPolicyDiary learns only from its own actions and forgets what 'random' "
+        "collected in phase 'prefill': leave `controller` out there, or learn while collecting."
+    )
+    with pytest.raises(ConfigError, match=message):
+        make_orchestrator(OnPolicyDiary(), phases, environment=environment, buffers=buffers, parts=parts)
+    make_orchestrator(Diary(), phases, environment=environment, buffers=buffers, parts=parts)
+
+
+def test_an_on_policy_workflow_may_learn_later_from_its_own_rows() -> None:
+    workflow = OnPolicyDiary()
+    buffers = {"episodes": EpisodeBuffer(num_envs=2, episodes_per_batch=1)}
+    phases = [
+        phase("gather", buffer="episodes", duration_cycles=3, workflow_hooks=[]),
+        phase("learn", buffer="episodes", type="offline", duration_updates=1),
+    ]
+    make_orchestrator(workflow, phases, environment=counter(), buffers=buffers).run()
+    assert [name for _, name, _ in workflow.calls] == ["learn"]

@@ -1,0 +1,102 @@
+"""`rl-lab collect`: write a dataset from a run's policy, or from the random one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from rl_lab.cli.parsing import Parser, UsageError, add_json, add_quiet, add_runs_dir, one_name, positive
+from rl_lab.cli.printing import fields, only_json_on_stdout, print_json
+
+DESCRIPTION = """Write a dataset from a run's policy, or from the random one. A phase of type offline learns from it.
+
+RUN is an id, a unique prefix, a path, @last or @best; `random` acts at random in --env, and takes settings of the
+environment as key=value."""
+
+EXAMPLES = """
+rl-lab collect random --env CartPole-v1 --steps 10000 --output data/cartpole
+rl-lab collect @best --episodes 100 --mode eval --output data/expert
+rl-lab collect @last --steps 50000                              into the run's own folder, episodes/
+rl-lab collect random --env FrozenLake-v1 --steps 5000 --output data/ice +environment.kwargs.is_slippery=false
+rl-lab collect random --env CartPole-v1 --episodes 50 --format minari --output cartpole/random-v0
+"""
+
+_SECONDS_BETWEEN_PROGRESS = 0.2
+
+
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
+    parser.add_argument("words", nargs="+", metavar="RUN | random", help="whose policy acts")
+    parser.add_argument("--env", metavar="ID", help="with random: a Gymnasium id, also package:Env-v0")
+    parser.add_argument("--steps", type=positive, metavar="N", help="agent steps to take, in all environments together")
+    parser.add_argument("--episodes", type=positive, metavar="N", help="whole episodes to play instead")
+    parser.add_argument("--output", metavar="PATH", help="the dataset's folder; its id with --format minari")
+    parser.add_argument("--format", choices=["npz", "minari"], default="npz", help="of the files (default: npz)")
+    parser.add_argument(
+        "--mode", choices=["train", "eval"], default="train", help="with or without exploration (default: train)"
+    )
+    parser.add_argument("--num-envs", type=positive, metavar="N", help="played at once (default: the run's; random: 8)")
+    parser.add_argument("--seed", type=int, metavar="S", help="of policy and environments (default: the run's)")
+    parser.add_argument(
+        "--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
+    add_runs_dir(parser)
+    add_json(parser)
+    add_quiet(parser, "print only where the dataset is")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    source, overrides = one_name(arguments.words, "run")
+    if source is None:
+        raise UsageError("say whose policy acts: rl-lab collect random --env CartPole-v1, or rl-lab collect @last")
+    if (arguments.steps is None) == (arguments.episodes is None):
+        raise UsageError("say how much to collect: --steps 10000 or --episodes 100, one of the two")
+    with only_json_on_stdout(arguments.json):
+        from rl_lab import api
+
+        written = api.collect(
+            source,
+            output=arguments.output,
+            environment=arguments.env,
+            steps=arguments.steps,
+            episodes=arguments.episodes,
+            format=arguments.format,
+            mode=arguments.mode,
+            seed=arguments.seed,
+            num_envs=arguments.num_envs,
+            checkpoint=arguments.checkpoint,
+            overwrite=arguments.overwrite,
+            overrides=overrides,
+            runs_dir=arguments.runs_dir,
+            progress=_progress("agent steps" if arguments.steps else "episodes", is_quiet=arguments.quiet),
+        )
+    facts = asdict(written)
+    if arguments.json:
+        print_json(facts)
+    elif arguments.quiet:
+        print(written.dataset)
+    else:
+        print(f"{written.path}: {written.environment}, played by {written.source}")
+        print(fields((name, facts[name]) for name in facts if name not in ("path", "environment", "source")))
+    return 0
+
+
+def _progress(unit: str, *, is_quiet: bool) -> Callable[[int, int], None]:
+    """A line on stderr that is written over; nothing where nobody watches."""
+    if is_quiet or not sys.stderr.isatty():
+        return lambda done, total: None
+    last = [0.0]
+
+    def show(done: int, total: int) -> None:
+        now = time.monotonic()
+        if done >= total or now - last[0] >= _SECONDS_BETWEEN_PROGRESS:
+            last[0] = now
+            end = "\n" if done >= total else ""
+            print(f"\r  {done:,} of {total:,} {unit} ({done / total:.0%})", end=end, file=sys.stderr, flush=True)
+
+    return show

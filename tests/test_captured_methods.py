@@ -1,0 +1,107 @@
+"""What a CUDA graph could not record is found without a GPU: captured methods run under a watch on every operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rl_lab.components import fused
+from rl_lab.components.ensembles import EnsembleMLP
+from rl_lab.composition import compose
+from rl_lab.training.update_rules import UpdateRule
+from rl_lab.types import Batch
+from rl_lab.wiring import build
+
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "bincount", "_unique2")
+SMALL = ["preset=debug", "evaluation.final_episodes=0", "training.limit_cycles=null"]
+CASES = {
+    "dqn": ["dqn_cartpole"],
+    "dqn rainbow": ["dqn_cartpole_rainbow"],
+    "sac": ["sac_pendulum"],
+}
+UPDATES = 4
+
+
+class Watch(TorchDispatchMode):
+    """Refuses operations that wait for a value, or that bring one from Python's memory."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        name = operation.overloadpacket.__name__
+        assert name not in READS, f"{name} waits for the device"
+        is_made = name == "lift_fresh" and arguments[0].dim() == 0
+        assert not is_made, "torch.tensor(number) copies from Python's memory: make it once, outside"
+        if name in ("index", "index_put", "index_put_"):
+            masks = [index for index in arguments[1] if index is not None and index.dtype == torch.bool]
+            assert not masks, "indexing by a mask waits for the count of its rows"
+        return operation(*arguments, **(named or {}))
+
+
+class Watched:
+    """A captured method that checks what it is given, does and returns."""
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+        self.calls = 0
+
+    def __call__(self, batch: Batch, numbers: Batch, **choices: bool | int | str) -> Batch:
+        assert all(isinstance(value, Tensor) and value.dim() == 0 for value in numbers.values())
+        self.calls += 1
+        if self.calls == 1:
+            return self.method(batch, numbers, **choices)  # scratch space may be made once
+        with Watch():
+            outputs = self.method(dict(batch), numbers, **choices)
+        assert all(isinstance(output, Tensor) and not output.requires_grad for output in outputs.values())
+        return outputs
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts and learning rates in tensors, and none of the short cuts that only CPUs take."""
+    monkeypatch.setattr(fused, "can_fuse", lambda features: False)
+    monkeypatch.setattr(fused, "can_only_act", lambda features: False)
+
+    def least(self: EnsembleMLP, *inputs: Tensor) -> Tensor:
+        return self(*inputs, frozen=True).squeeze(-1).amin(dim=0)
+
+    monkeypatch.setattr(EnsembleMLP, "least", least)
+    original = UpdateRule.__init__
+
+    def init(self: UpdateRule, *arguments: Any, is_static: bool | None = None, **settings: Any) -> None:
+        original(self, *arguments, is_static=True, **settings)
+
+    monkeypatch.setattr(UpdateRule, "__init__", init)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_captured_method_reads_nothing_back(case: str) -> None:
+    experiment, *overrides = CASES[case]
+    config = compose(experiment, [*SMALL, *overrides])
+    trained = build(config, run=None, quiet=True)
+    try:
+        workflow = trained.agent.workflow
+        assert workflow.captured
+        watched = [Watched(getattr(workflow, name)) for name in workflow.captured]
+        for name, method in zip(workflow.captured, watched, strict=True):
+            setattr(workflow, name, method)
+        trained.orchestrator.interrupted = lambda: trained.housekeeping.counts.updates >= UPDATES
+        trained.housekeeping.save = lambda: None  # type: ignore[method-assign]
+        trained.orchestrator.run()
+        assert all(method.calls >= UPDATES for method in watched)
+    finally:
+        trained.close()
+
+
+def test_the_watch_sees_what_it_should() -> None:
+    tensor = torch.arange(3.0)
+    mask = tensor > 1.0
+    for read in (lambda: tensor.sum().item(), lambda: bool(mask.any()), lambda: tensor[mask], mask.nonzero):
+        with pytest.raises(AssertionError, match="waits"), Watch():
+            read()
+    with pytest.raises(AssertionError, match="make it once, outside"), Watch():
+        torch.tensor(0.5)
+    with Watch():
+        assert torch.where(mask, tensor, 0.0).sum().dim() == 0

@@ -59,6 +59,7 @@ class Collector:
         self._time_step: TimeStep | None = None  # the pending row as tensors: a buffer knows it again by its memory
         self._policy_state: Any = None
         self._controller: str | None = None
+        self._without_graph = torch.inference_mode()  # entered again for every answer: making one takes longer
 
     def collect(self, policy: Policy, *, phase: Phase) -> CollectResult:
         """Answer `phase.collect_steps` rows of every environment and store them in the phase's buffer."""
@@ -74,7 +75,7 @@ class Collector:
         time_step = to_time_step(pending, self.device) if self._time_step is None else self._time_step
         for _ in range(phase.collect_steps):
             before = clock()
-            with torch.inference_mode():
+            with self._without_graph:
                 answer = policy(time_step, self._policy_state, mode="train")
             between = clock()
             row = row_of(time_step)

@@ -28,13 +28,26 @@ _tanh_backward = torch.ops.aten.tanh_backward.default
 _relu_backward = torch.ops.aten.threshold_backward.default
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stack:
     """Linear layers with one activation: `[W_1, b_1, W_2, b_2, ...]`."""
 
     layers: list[Tensor]
     activation: str
     is_last_bare: bool  # no activation after the last layer
+
+    def __post_init__(self) -> None:
+        self._addresses: list[int] = []
+        self._arrays: list[np.ndarray] = []
+
+    def arrays(self) -> list[np.ndarray]:
+        """The layers' own memory as numpy sees it, weights transposed; looked up anew only when they have moved."""
+        addresses = [layer.data_ptr() for layer in self.layers]
+        if addresses != self._addresses:
+            arrays = [layer.detach().numpy() for layer in self.layers]
+            self._arrays = [array.T if array.ndim == 2 else array for array in arrays]
+            self._addresses = addresses
+        return self._arrays
 
 
 def can_fuse(features: Tensor) -> bool:
@@ -67,15 +80,15 @@ def act_with(features: Tensor, stack: Stack) -> Tensor:
     """
     hidden = features.numpy()
     rows = features.numel() // features.shape[-1]
-    count = len(stack.layers) // 2
-    for i in range(count):
-        weight, bias = stack.layers[2 * i].detach(), stack.layers[2 * i + 1].detach()
-        if rows * weight.numel() <= MOST_PRODUCTS:
-            hidden = hidden @ weight.numpy().T
-            hidden += bias.numpy()
+    arrays, last = stack.arrays(), len(stack.layers) - 2
+    for i in range(0, last + 2, 2):
+        if rows * arrays[i].size <= MOST_PRODUCTS:
+            hidden = hidden @ arrays[i]
+            hidden += arrays[i + 1]
         else:
+            weight, bias = stack.layers[i].detach(), stack.layers[i + 1].detach()
             hidden = torch.nn.functional.linear(torch.from_numpy(hidden), weight, bias).numpy()
-        if i < count - 1 or not stack.is_last_bare:
+        if i < last or not stack.is_last_bare:
             if stack.activation == "tanh":
                 np.tanh(hidden, out=hidden)
             else:
@@ -95,18 +108,7 @@ def fused_stacks(features: Tensor, stacks: Sequence[Stack]) -> list[Tensor]:
 class _Stacks(Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, stacks: Sequence[Stack], *parameters: Tensor) -> tuple[Tensor, ...]:
-        outputs = []
-        inputs_of: list[list[Tensor]] = []  # of every layer of every stack
-        for stack in stacks:
-            hidden, inputs = features, []
-            last = len(stack.layers) - 2
-            for i in range(0, last + 2, 2):
-                inputs.append(hidden)
-                hidden = torch.addmm(stack.layers[i + 1], hidden, stack.layers[i].t())
-                if i < last or not stack.is_last_bare:
-                    _activate(hidden, stack.activation)
-            inputs_of.append(inputs)
-            outputs.append(hidden)
+        outputs, inputs_of = forward_stacks(features, stacks)
         # Kept as they are: torch's own way of saving is for inputs and outputs and costs a microsecond for each.
         ctx.stacks, ctx.inputs_of = stacks, inputs_of
         ctx.save_for_backward(*[out for out, stack in zip(outputs, stacks, strict=True) if not stack.is_last_bare])
@@ -114,31 +116,60 @@ class _Stacks(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        needed = ctx.needs_input_grad
+        needs_features, _, *needed = ctx.needs_input_grad
         active_outputs = iter(ctx.saved_tensors)
-        found: list[Tensor | None] = []
-        features_gradient: Tensor | None = None
-        for stack, inputs, gradient in zip(ctx.stacks, ctx.inputs_of, gradients, strict=True):
-            first = 2 + len(found)  # among the node's inputs: features and stacks come before the parameters
-            own: list[Tensor | None] = [None] * len(stack.layers)
-            if not stack.is_last_bare:
-                gradient = _slope(gradient, next(active_outputs), stack.activation)
-            for i in reversed(range(0, len(stack.layers), 2)):
-                before, weight = inputs[i // 2], stack.layers[i]
-                if needed[first + i]:
-                    # the same product either way; a few input columns are faster on the left
-                    is_narrow = weight.shape[1] < weight.shape[0]
-                    own[i] = before.t().mm(gradient).t() if is_narrow else gradient.t().mm(before)
-                if needed[first + i + 1]:
-                    own[i + 1] = gradient.sum(dim=0)
-                if i > 0 or needed[0]:
-                    gradient = gradient.mm(weight)
-                if i > 0:
-                    gradient = _slope(gradient, before, stack.activation)
-            found += own
-            if needed[0]:
-                features_gradient = gradient if features_gradient is None else features_gradient + gradient
+        before_last = [
+            gradient if stack.is_last_bare else _slope(gradient, next(active_outputs), stack.activation)
+            for stack, gradient in zip(ctx.stacks, gradients, strict=True)
+        ]
+        found, features_gradient = backward_stacks(ctx.stacks, ctx.inputs_of, before_last, needed, needs_features)
         return (features_gradient, None, *found)
+
+
+def forward_stacks(features: Tensor, stacks: Sequence[Stack]) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Rows `[M, F]` to the output of each stack, and the inputs of every layer of every stack."""
+    outputs, inputs_of = [], []
+    for stack in stacks:
+        hidden, inputs = features, []
+        last = len(stack.layers) - 2
+        for i in range(0, last + 2, 2):
+            inputs.append(hidden)
+            hidden = torch.addmm(stack.layers[i + 1], hidden, stack.layers[i].t())
+            if i < last or not stack.is_last_bare:
+                _activate(hidden, stack.activation)
+        inputs_of.append(inputs)
+        outputs.append(hidden)
+    return outputs, inputs_of
+
+
+def backward_stacks(
+    stacks: Sequence[Stack],
+    inputs_of: Sequence[Sequence[Tensor]],
+    gradients: Sequence[Tensor],
+    needed: Sequence[bool],
+    needs_features: bool,
+) -> tuple[list[Tensor | None], Tensor | None]:
+    """Gradients of the last layers' sums to those of all needed parameters, and of the features."""
+    found: list[Tensor | None] = []
+    features_gradient: Tensor | None = None
+    for stack, inputs, gradient in zip(stacks, inputs_of, gradients, strict=True):
+        own: list[Tensor | None] = [None] * len(stack.layers)
+        for i in reversed(range(0, len(stack.layers), 2)):
+            before, weight = inputs[i // 2], stack.layers[i]
+            if needed[len(found) + i]:
+                # the same product either way; a few input columns are faster on the left
+                is_narrow = weight.shape[1] < weight.shape[0]
+                own[i] = before.t().mm(gradient).t() if is_narrow else gradient.t().mm(before)
+            if needed[len(found) + i + 1]:
+                own[i + 1] = gradient.sum(dim=0)
+            if i > 0 or needs_features:
+                gradient = gradient.mm(weight)
+            if i > 0:
+                gradient = _slope(gradient, before, stack.activation)
+        found += own
+        if needs_features:
+            features_gradient = gradient if features_gradient is None else features_gradient + gradient
+    return found, features_gradient
 
 
 def _activate(hidden: Tensor, activation: str) -> None:

@@ -7,6 +7,7 @@ were tuned with ("The 37 implementation details of PPO", detail 2); a caller nam
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
@@ -65,6 +66,7 @@ class MLP(nn.Module):
         # the Python time of a small network, and moving, copying or loading the module leaves them valid.
         layers = [*self.hidden, *([] if self.output is None else [self.output])]
         self._layer_parameters = [layer._parameters for layer in layers]
+        self._stack: fused.Stack | None = None
 
     def forward(self, features: Tensor) -> Tensor:
         """`[..., input_size]` to `[..., output_size]`."""
@@ -87,7 +89,10 @@ class MLP(nn.Module):
         """The layers as they can be fused, None where they cannot (norms, other activations, no layers)."""
         if self.norms is not None or self.activation_name not in fused.ACTIVATIONS or not self._layer_parameters:
             return None
-        return fused.Stack(self._layers(), self.activation_name, is_last_bare=self.output is not None)
+        layers = self._layers()
+        if self._stack is None or any(map(operator.is_not, layers, self._stack.layers)):
+            self._stack = fused.Stack(layers, self.activation_name, is_last_bare=self.output is not None)
+        return self._stack
 
     def _layers(self) -> list[Tensor]:
         return [tensor for layer in self._layer_parameters for tensor in layer.values()]  # type: ignore[misc]

@@ -174,19 +174,27 @@ class PPO(Workflow):
     def loss(
         self, sample: Batch, *, clip_range: float, value_clip_range: float | None, with_metrics: bool = True
     ) -> LossOutput:
-        policy, value = self.policy_and_value(sample)
-        valid = sample.get("valid")  # None: every sample counts
-        losses = actor_critic_loss(policy, value, sample, clip_range=clip_range, value_clip_range=value_clip_range)
-        is_entropy_wanted = with_metrics or self.loss_scales["entropy"] != 0.0
-        entropy_loss = -mean(policy.entropy(), valid) if is_entropy_wanted else torch.zeros(())
-        terms = {"policy": losses.policy, "value": losses.value, "entropy": entropy_loss}
+        features, critic_features = self.features(sample)
+        losses = actor_critic_loss(
+            self.actor,
+            self.critic,
+            features,
+            sample,
+            critic_features=critic_features,
+            clip_range=clip_range,
+            value_clip_range=value_clip_range,
+            wants_entropy=with_metrics or self.loss_scales["entropy"] != 0.0,
+            learns_entropy=self.loss_scales["entropy"] != 0.0,
+        )
+        terms = {"policy": losses.policy, "value": losses.value, "entropy": losses.entropy}
         if not with_metrics:
             return LossOutput(terms)
+        valid = sample.get("valid")  # None: every sample counts
         with torch.no_grad():
             log_ratio = losses.log_prob - sample["log_prob"]
             ratio = log_ratio.exp()
             metrics = {
-                "controller/entropy": -entropy_loss.detach(),
+                "controller/entropy": -losses.entropy.detach(),
                 "controller/approx_kl": mean(ratio - 1.0 - log_ratio, valid),  # k3 of joschu.net/blog/kl-approx.html
                 "controller/clip_fraction": mean(((ratio - 1.0).abs() > clip_range).float(), valid),
             }
@@ -194,14 +202,19 @@ class PPO(Workflow):
 
     def policy_and_value(self, sample: Batch) -> tuple[Any, Tensor]:
         """Policy and value of the samples, `[M]`, or `[n, T]` sequences where there is memory."""
+        features, critic_features = self.features(sample)
+        mask = sample.get("action_mask")
+        if critic_features is None:
+            return act_and_judge(self.actor, self.critic, features, mask)
+        return self.actor(features, mask), self.critic(critic_features)
+
+    def features(self, sample: Batch) -> tuple[Tensor, Tensor | None]:
+        """What the actor reads, and what the critic reads where that is something else."""
         observation = self.observation_normalizer(sample)
         features = self.encoder(observation)
         if self.memory is not None:
             features, _ = self.memory.unroll(features, sample["memory_state"][:, 0], sample["is_first"])
-        mask = sample.get("action_mask")
-        if self.critic_encoder is None:
-            return act_and_judge(self.actor, self.critic, features, mask)
-        return self.actor(features, mask), self.critic(self.critic_encoder(observation))
+        return features, None if self.critic_encoder is None else self.critic_encoder(observation)
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Batch, Metrics]:
@@ -225,13 +238,19 @@ class PPO(Workflow):
         kept = (*self.context.spec.observation, "action", *(("memory_state", "is_first") if self.memory else ()))
         samples = {key: batch[key][:, :-1] for key in kept}
         samples |= {"log_prob": log_prob[:, :-1], "value": value, "advantage": advantage, "return": returns}
-        residual, target = (returns - value)[valid], returns[valid]
+        if self.memory is None:
+            samples = only_valid(samples, valid)
+            value, returns = samples["value"], samples["return"]
+        else:
+            samples["valid"] = valid
+            value, returns = value[valid], returns[valid]
+        residual = returns - value
         metrics = {
-            "train/explained_variance": 1.0 - residual.var() / target.var().clamp(min=1e-8),
-            "controller/value_mean": value[valid].mean(),
+            "train/explained_variance": 1.0 - residual.var() / returns.var().clamp(min=1e-8),
+            "controller/value_mean": value.mean(),
             "controller/advantage_std": residual.std(),
         }
-        return ({**samples, "valid": valid} if self.memory else only_valid(samples, valid)), metrics
+        return samples, metrics
 
     def judge(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probability of each action taken and value of each row, `[N, T+1]`, under the parameters that acted.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -124,3 +126,24 @@ def test_only_acting_on_plain_float32_rows_goes_through_numpy() -> None:
         assert not can_only_act(rows.double())
         with torch.autocast("cpu", torch.bfloat16):
             assert not can_only_act(rows)
+
+
+def test_acting_follows_parameters_that_learn_move_or_are_copied() -> None:
+    network = MLP(input_size=5, hidden_sizes=(7,), output_size=3)
+    rows = torch.randn(4, 5)
+
+    def assert_acts_as_it_learns(mlp: MLP) -> None:
+        with torch.no_grad():
+            acted = mlp(rows)
+        torch.testing.assert_close(acted, F.linear(torch.tanh(mlp.hidden[0](rows)), *mlp.output.parameters()).detach())
+
+    assert_acts_as_it_learns(network)
+    network.hidden[0].weight.data.add_(1.0)  # learns in place
+    assert_acts_as_it_learns(network)
+    copied = copy.deepcopy(network)
+    copied.hidden[0].weight.data.sub_(2.0)
+    assert_acts_as_it_learns(copied)
+    network.double().float()  # its memory moves
+    assert_acts_as_it_learns(network)
+    network.hidden[0].weight = torch.nn.Parameter(torch.randn(7, 5))
+    assert_acts_as_it_learns(network)

@@ -45,14 +45,14 @@ DOMAINS = {
 OBSERVATIONS = ("state", "pixels", "both")
 EPISODE_FRAMES = 1000  # the suite's own limit, in seconds there
 VIDEO_SIZE = 256
-CAMERAS = {"quadruped": 2}  # of the published pixel results (dreamerv3); 0 everywhere else
+CAMERAS = {"quadruped": 2}  # the one that follows the body; 0 everywhere else
 FAST_FLAGS = {"shadow": False, "reflection": False}
 # Megabytes that no task changes: what is drawn, and what the compiler derived from it.
 CONSTANT_ARRAYS = ("tex_", "mesh_", "bvh_", "skin_", "text_", "name")
 
 
 class DeepMindControl(gym.Env):
-    """One task of the suite. `camera` is a number or a name in its model, None: the one of published results.
+    """One task of the suite. `camera` is a number or a name in its model, None: the usual one (0; 2 for quadrupeds).
 
     `is_detailed` draws shadows, reflections and smoothed edges: ten times slower where no GPU draws.
     """

@@ -17,12 +17,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rl_lab.api import Run, collect, evaluate, load, make_env, play, resume, train
+    from rl_lab.dreams import dream
     from rl_lab.policy import Policy
 
 _HOMES = dict.fromkeys(("Run", "collect", "evaluate", "load", "make_env", "play", "resume", "train"), "rl_lab.api")
-_HOMES["Policy"] = "rl_lab.policy"
+_HOMES |= {"dream": "rl_lab.dreams", "Policy": "rl_lab.policy"}
 
-__all__ = ["Policy", "Run", "collect", "evaluate", "load", "make_env", "play", "resume", "train"]
+__all__ = ["Policy", "Run", "collect", "dream", "evaluate", "load", "make_env", "play", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

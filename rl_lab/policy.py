@@ -15,8 +15,8 @@ import torch
 
 from rl_lab.collection.collector import to_time_step
 from rl_lab.environments.recipe import Blueprint
-from rl_lab.types import EnvRows, EnvSpec
-from rl_lab.workflows.base import Mode, Workflow
+from rl_lab.types import Batch, ConfigError, EnvRows, EnvSpec
+from rl_lab.workflows.base import Mode, Workflow, WorldModelWorkflow
 
 
 class Policy:
@@ -58,3 +58,16 @@ class Policy:
         action = answer.action.cpu().numpy()
         actions = self._blueprint.actions
         return actions.rows(action)[0] if batch_size is None else actions.batch(action)
+
+    def imagine(self, *, horizon: int = 15) -> Batch:
+        """What a world model expects to happen next, from the last `act` on: named tensors `[N, horizon + 1, ...]`
+        (every observation key, `reward`, the model's state) and `action [N, horizon, ...]`."""
+        if not isinstance(self.workflow, WorldModelWorkflow):
+            raise ConfigError(
+                f"imagine() needs a model of the world, which {type(self.workflow).__name__} does not learn: load a "
+                "run of dreamer or planet."
+            )
+        if self._state is None:
+            raise ConfigError("imagine() goes on from what the policy has seen: call policy.act(observation) first.")
+        with torch.inference_mode():
+            return self.workflow.imagine(self._state, horizon=horizon)

@@ -47,15 +47,20 @@ class EvaluationBlock:
     num_envs: int = 10
     timeout_steps: int | None = None
     video: bool = True
+    dream_every_steps: int | None = None
 
     def __post_init__(self) -> None:
         least = {"warmup_steps": 0, "episodes": 1, "final_episodes": 0, "num_envs": 1, "timeout_steps": 1}
+        least |= {"dream_every_steps": 1}
         for name, lowest in least.items():
             _at_least(lowest, getattr(self, name), place=f"evaluation.{name}")
 
     def plan(self) -> EvaluationPlan:
         cadence = Cadence(self.every_steps, self.every_updates, place="evaluation")
         return EvaluationPlan(cadence, self.warmup_steps, self.episodes, self.final_episodes)
+
+    def film_cadence(self) -> Cadence:
+        return Cadence(self.dream_every_steps, place="evaluation.dream")
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,12 @@ from rl_lab.metrics.system import SystemUsage
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.time_split import TimeSplit
 from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
-from rl_lab.orchestration.housekeeping import Housekeeping
+from rl_lab.orchestration.housekeeping import FilmPlan, Housekeeping
 from rl_lab.orchestration.orchestrator import Orchestrator
-from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler, total_steps
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore, ExternalFile
 from rl_lab.runs.files import readable_disk_errors
+from rl_lab.runs.film import FilmFiles, write_film
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state, gather_state
 from rl_lab.settings import CheckpointBlock, Config, EvaluationBlock, Settings, read_settings
@@ -45,8 +46,10 @@ from rl_lab.training.runtime import Runtime
 from rl_lab.types import ConfigError, Counts, EnvSpec, Metrics, StateTree, did_you_mean
 from rl_lab.utils.seeding import get_rng_state, seed_everything, set_rng_state, stream_seed
 from rl_lab.utils.timing import Stopwatch
+from rl_lab.utils.tree import map_leaves
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import Parts, WorkflowContext
+from rl_lab.workflows.film import can_dream, make_film
 
 _REPLAY = "replay"  # the folder of a run in which buffers keep rows, each in one of its own
 
@@ -273,8 +276,7 @@ def _assemble(
     interrupted: Callable[[], bool],
     on_save: Callable[[Housekeeping], None],
 ) -> Experiment:
-    runtime = build_runtime(config)
-    stopwatch = Stopwatch()
+    runtime, stopwatch = build_runtime(config), Stopwatch()
     buffers = build_buffers(config, settings, environment, runtime.device, run)
     warn = partial(logger.message, level="warning")
     collector = Collector(environment, buffers, device=runtime.device, stopwatch=stopwatch, report=warn)
@@ -297,6 +299,7 @@ def _assemble(
         checkpoint_cadence=settings.checkpoint.cadence(),
         evaluation=settings.evaluation.plan(),
         stop_rules=settings.stop,
+        films=_film_plan(run, settings.evaluation, agent, evaluator),
         on_save=on_save,
     )
     orchestrator = Orchestrator(
@@ -368,7 +371,7 @@ def build_logger(
     settings: Settings, run: RunDirectory | None, *, title: str, quiet: bool
 ) -> tuple[MetricLogger, LiveDisplay]:
     mode = "quiet" if quiet else settings.logging.terminal
-    display = LiveDisplay(title=title, total=None, mode=mode)
+    display = LiveDisplay(title=title, total=total_steps(settings.phases), mode=mode)
     writers: list[Writer] = [display]
     if run is not None:
         writers += [JsonlWriter(run.metrics_path), TextLogWriter(run.log_path)]
@@ -412,6 +415,32 @@ def _saver(run: RunDirectory | None, block: CheckpointBlock, targets: dict[str, 
     return save
 
 
+def film_dreams(
+    agent: Agent, evaluator: Evaluator, path: Path, *, sequences: int = 4, context: int = 5, horizon: int = 45
+) -> FilmFiles:
+    """Play in the evaluation's environments, which no buffer holds, and film what the model makes of it."""
+    rows = evaluator.play_rows(agent.workflow.act, length=context + horizon)
+    assert can_dream(agent.workflow)
+    some = {key: values[:sequences] for key, values in rows.items()}
+    film = make_film(agent.workflow, some, context=context)
+    return write_film(path, map_leaves(lambda values: values.cpu().numpy(), film), context=context)
+
+
+def _film_plan(run: RunDirectory | None, block: EvaluationBlock, agent: Agent, evaluator: Evaluator) -> FilmPlan:
+    if block.dream_every_steps is not None and not can_dream(agent.workflow):
+        raise ConfigError(
+            f"evaluation.dream_every_steps is {block.dream_every_steps}, but {type(agent.workflow).__name__} has no "
+            "world model to dream with: write null, or train one, such as `rl-lab train dreamer_v3`."
+        )
+    if run is None:
+        return FilmPlan()
+    folder = run.videos_dir
+    return FilmPlan(
+        block.film_cadence(),
+        lambda counts: film_dreams(agent, evaluator, folder / f"dream_{counts.agent_steps:012d}.mp4"),
+    )
+
+
 def _usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseScheduler) -> Callable[[float], Metrics]:
     """Speed, time left, the split of the wall clock and the machine's load since the last row."""
     system = SystemUsage()
@@ -422,8 +451,8 @@ def _usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseSchedule
     def usage(run_fraction: float) -> Metrics:
         now, counts = stopwatch.elapsed(), scheduler.run_counts
         seconds = max(now - before["wall"], 1e-9)
-        first.setdefault("fraction", run_fraction)
-        first.setdefault("wall", now)
+        if first.get("phase") != scheduler.index:  # a phase that learns says nothing of one that only collects
+            first.update(phase=scheduler.index, fraction=run_fraction, wall=now)
         gained = run_fraction - first["fraction"]
         eta = (now - first["wall"]) * (1.0 - run_fraction) / gained if gained > 0 else None
         metrics: Metrics = {

@@ -15,7 +15,7 @@ from rl_lab.environments.factory import make_environment
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.metrics.writers import Row
 from rl_lab.orchestration.cadence import Cadence
-from rl_lab.orchestration.housekeeping import EvaluationPlan, Housekeeping
+from rl_lab.orchestration.housekeeping import EvaluationPlan, FilmPlan, Housekeeping
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import StopRules
@@ -179,6 +179,7 @@ def make_housekeeping(
     checkpoint: Cadence | None = None,
     evaluation: EvaluationPlan | None = None,
     stop: StopRules | None = None,
+    films: FilmPlan | None = None,
 ) -> Housekeeping:
     """Housekeeping around stand-ins: a row per update, no checkpoint but the last, no evaluation."""
     return Housekeeping(
@@ -193,6 +194,7 @@ def make_housekeeping(
         checkpoint_cadence=checkpoint or Cadence(),
         evaluation=evaluation or EvaluationPlan(final_episodes=0),
         stop_rules=stop or StopRules(),
+        films=films,
     )
 
 

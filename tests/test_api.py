@@ -288,6 +288,12 @@ def test_a_continuous_policy_answers_in_the_environments_own_range(runs_dir: Pat
     assert policy.act(np.stack([observation] * 4)).shape == (4, 1)
 
 
+def test_a_policy_without_a_model_cannot_imagine(finished: api.Run) -> None:
+    policy = rl_lab.load(finished)
+    with pytest.raises(ConfigError, match=r"imagine\(\) needs a model of the world, which PPO does not learn: load a"):
+        policy.imagine()
+
+
 def test_a_policy_with_memory_remembers_until_it_is_reset(runs_dir: Path) -> None:
     run = api.train("ppo_recall", overrides=["preset=debug"], runs_dir=runs_dir, quiet=True)
     policy = rl_lab.load(run)

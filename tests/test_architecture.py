@@ -31,11 +31,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "orchestration": (
         *("workflows.base", "collection", "buffers.base", "runs", "metrics", "training.world", "types", "utils"),
     ),
-    "cli": ("", "api", "wiring", "composition", "runs", "types"),  # "": the package itself, for its version
-    "__init__": ("api", "policy"),
+    "cli": ("", "api", "dreams", "wiring", "composition", "runs", "types"),  # "": the package itself, for its version
+    "__init__": ("api", "dreams", "policy"),
     "__main__": ("cli",),
 }
-EVERYTHING = ("wiring", "settings", "api", "policy", "construction", "loading", "datasets")
+EVERYTHING = ("wiring", "settings", "api", "policy", "construction", "loading", "datasets", "dreams")
 
 # Where an exception of any kind is met, file and function: user code runs inside, and why is said there.
 BROAD_EXCEPTS = {

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rl_lab.components import fused
+from rl_lab.components import fused, soft_losses
 from rl_lab.components.ensembles import EnsembleMLP
 from rl_lab.composition import compose
+from rl_lab.training import optimizer
 from rl_lab.training.update_rules import UpdateRule
 from rl_lab.types import Batch
 from rl_lab.wiring import build
@@ -22,6 +23,8 @@ CASES = {
     "dqn": ["dqn_cartpole"],
     "dqn rainbow": ["dqn_cartpole_rainbow"],
     "sac": ["sac_pendulum"],
+    "dreamer": ["dreamer_v3_cartpole"],
+    "planet": ["planet_pendulum", "training.phases.prefill.duration_steps=100"],
 }
 UPDATES = 4
 
@@ -63,6 +66,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts and learning rates in tensors, and none of the short cuts that only CPUs take."""
     monkeypatch.setattr(fused, "can_fuse", lambda features: False)
     monkeypatch.setattr(fused, "can_only_act", lambda features: False)
+    monkeypatch.setattr(soft_losses, "_plain_networks", lambda critic, features: None)
+    monkeypatch.setattr(optimizer, "divisor_to", lambda limit, norm: (norm / limit).clamp_(min=1.0))
 
     def least(self: EnsembleMLP, *inputs: Tensor) -> Tensor:
         return self(*inputs, frozen=True).squeeze(-1).amin(dim=0)

@@ -76,8 +76,8 @@ def test_an_experiment_is_named_or_spelt_environment_and_algorithm(
         ("CartPole-v1:pop", "'CartPole-v1:pop' asks for the algorithm 'pop', which there is not. Did you mean 'ppo'?"),
         (
             "CartPole-v1:",
-            "asks for the algorithm '', which there is not. Algorithms: bandit, dqn, dreamer, dreamer_v2, ppo, "
-            "q_learning, random, reinforce, sac.",
+            "asks for the algorithm '', which there is not. Algorithms: bandit, dqn, dreamer, dreamer_v2, "
+            "planet, ppo, q_learning, random, reinforce, sac.",
         ),
     ],
 )
@@ -157,7 +157,7 @@ REFUSED: list[tuple[str, str]] = [
     (
         "algorithm=pp0",
         "algorithm=pp0: there is no such choice. Did you mean 'ppo'? "
-        "Choices: bandit, dqn, dreamer, dreamer_v2, ppo, q_learning, random, reinforce, sac.",
+        "Choices: bandit, dqn, dreamer, dreamer_v2, planet, ppo, q_learning, random, reinforce, sac.",
     ),
     ("algorithm.discount.x=1", "algorithm.discount.x is not a setting."),
     (

@@ -16,6 +16,7 @@ import torch
 from rl_lab.composition import compose
 from rl_lab.wiring import build
 from tests.tiny_dreamer import TINY_DREAMER
+from tests.tiny_planet import TINY_PLANET
 
 GOLDEN = Path(__file__).parent / "golden.json"
 SMALL = ["environment.num_envs=4", "training.phases.train.collect_steps=16", "evaluation.final_episodes=0"]
@@ -67,6 +68,7 @@ CASES = {
     "dreamer_v3": ["rl_lab/Corridor-v0:dreamer", *DREAMER],
     "dreamer_v3_continuous": ["rl_lab/PointMass-v0:dreamer", *DREAMER],
     "dreamer_v3_pixels": ["rl_lab/PixelCatch-v0:dreamer", *DREAMER],
+    "planet": ["rl_lab/PointMass-v0:planet", *TINY_PLANET, *DREAMER[-6:]],
     "sac_pixels": ["sac_pixels", "buffers.replay.batch_size=16", *SAC],
     "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=12"],
 }

@@ -7,6 +7,7 @@ import pytest
 from rl_lab.composition import compose
 from rl_lab.wiring import build
 from tests.tiny_dreamer import TINY_DREAMER
+from tests.tiny_planet import TINY_PLANET
 
 FAST_PPO = [
     "environment.num_envs=16",
@@ -116,6 +117,11 @@ def test_the_default_run_solves_cartpole() -> None:
 def test_dreamer_learns_in_its_dreams() -> None:
     short_sighted = ["algorithm.discount=0.95", "algorithm.horizon=5"]
     assert score("rl_lab/Corridor-v0:dreamer", *TINY_DREAMER, *short_sighted, steps(1_200)) > 0.9
+
+
+def test_planet_learns_a_model_that_is_worth_planning_in() -> None:
+    learnt = score("rl_lab/PointMass-v0:planet", *TINY_PLANET, "evaluation.final_episodes=10", steps(1_000))
+    assert learnt > 1.5 * score_limit("rl_lab/PointMass-v0")  # returns < 0; untaught, its plans bring about -36
 
 
 def score_limit(environment_id: str) -> float:

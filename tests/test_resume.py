@@ -28,6 +28,7 @@ from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.utils.tree import equal
 from rl_lab.wiring import Experiment, build
 from tests.tiny_dreamer import TINY_DREAMER
+from tests.tiny_planet import TINY_PLANET
 
 COMMON = [
     "training.checkpoint.every_updates=2",
@@ -72,6 +73,7 @@ SMALL_DREAMER = [
     "training.phases.train.updates_per_step=0.04",
     "logging.every_updates=1",
 ]
+SMALL_PLANET = [*TINY_PLANET, *SMALL_DREAMER[len(TINY_DREAMER) :]]
 CASES = {
     "ppo discrete, native": ["ppo_cartpole", "environment.num_envs=4", *SMALL_PPO],
     "ppo discrete, sync": ["ppo_cartpole", "environment.num_envs=4", "environment.vectorization=sync", *SMALL_PPO],
@@ -100,6 +102,7 @@ CASES = {
     "sac discrete from pixels": ["sac_pixels", *SMALL_SAC],
     "dreamer from states": ["dreamer_v3_cartpole", *SMALL_DREAMER],
     "dreamer from pixels": ["rl_lab/PixelCatch-v0:dreamer", *SMALL_DREAMER],
+    "planet": ["planet_pendulum", *SMALL_PLANET],
     "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
 }
 

@@ -94,6 +94,13 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("evaluation.num_envs", 0, "evaluation.num_envs is 0: write a whole number of at least 1."),
     ("evaluation.episodes", 0, "evaluation.episodes is 0: write a whole number of at least 1."),
     ("evaluation.final_episodes", -1, "evaluation.final_episodes is -1: write a whole number of at least 0."),
+    ("evaluation.dream_every_steps", 0, "evaluation.dream_every_steps is 0: write a whole number of at least 1."),
+    (
+        "evaluation.dream_every_steps",
+        500,
+        "evaluation.dream_every_steps is 500, but PPO has no world model to dream with: write null, or train one, such "
+        "as `rl-lab train dreamer_v3`.",
+    ),
     ("evaluation.video", "yes", "evaluation.video is 'yes'. Allowed: true or false."),
     ("logging.every_updates", 0, "logging.every_updates is 0: write a number above 0, or null for never."),
     ("logging.terminal", "liv", "logging.terminal is 'liv'. Did you mean 'live'? Allowed: auto, live, plain, quiet."),

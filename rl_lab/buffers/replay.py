@@ -75,6 +75,7 @@ class Replay:
         self._answered = 0  # the time of the next row to be answered
         self._forgotten = 0  # rows before this time have been cleared
         self._booked = 0  # rows before this time have been told to `_rows_stored`
+        self._ready_between: tuple[int, int] | None = None  # the times between which `ready` found enough
         self._waiting: list[Batch] = []  # answered rows that are not in the ring yet, oldest first
         self._most_waiting = 1
         self._pending_keys: tuple[str, ...] = ()  # what the pending row told; empty when there is none
@@ -245,7 +246,11 @@ class Replay:
 
     def ready(self) -> bool:
         self._store_waiting()
-        return self.num_rows >= self.minimum_rows and self._num_starts > 0 and self._has_start()
+        if self._ready_between == (self._forgotten, self._end):  # nothing came or went since the last answer
+            return True
+        is_ready = self.num_rows >= self.minimum_rows and self._num_starts > 0 and self._has_start()
+        self._ready_between = (self._forgotten, self._end) if is_ready else None
+        return is_ready
 
     def _has_start(self) -> bool:
         if self.starts_at_ends:
@@ -342,7 +347,7 @@ class Replay:
             )
         self._answered, self._forgotten = state["answered"], state["forgotten"]
         self._pending_keys = self._stored_keys = tuple(state["pending_keys"])
-        self._pending, self._waiting, self._booked = {}, [], self._end
+        self._pending, self._waiting, self._booked, self._ready_between = {}, [], self._end, None
         self._bfloat16_keys = set(state["bfloat16_keys"])
         self._set_rows(state)
         _set_generator_state(self._random, state["random"])

@@ -23,6 +23,7 @@ FREE_WORDS = {
     "resume": "runs",
     "evaluate": "runs",
     "play": "runs",
+    "dream": "runs",
     "collect": "runs",
     "show": "runs",
     "config": "experiments",

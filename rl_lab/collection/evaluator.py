@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_lab.collection.collector import Policy, to_time_step
+from rl_lab.collection.collector import Policy, row_of, to_time_step
 from rl_lab.collection.episodes import EpisodeTracker
 from rl_lab.environments.base import Environment
-from rl_lab.types import EnvRows, Episode, Metrics, StateTree
+from rl_lab.types import Batch, EnvRows, Episode, Metrics, StateTree
 
 # Without a limit of its own, an episode that has not ended after this many agent steps is counted as timed out.
 DEFAULT_TIMEOUT_STEPS = 100_000
@@ -82,6 +82,20 @@ class Evaluator:
             timed_out += int(quota[stuck].sum())
             quota[stuck] = 0
         return finished, timed_out
+
+    def play_rows(self, policy: Policy, *, length: int) -> Batch:
+        """The first `length` rows of every environment and the actions that answered them, `[N, T, ...]`."""
+        environment, rows = self._begin()
+        kept: list[Batch] = []
+        state: Any = None
+        for _ in range(length):
+            time_step = to_time_step(rows, self.device)
+            with torch.inference_mode():
+                answer = policy(time_step, state, mode="eval")
+            row = {**row_of(time_step), "action": answer.action}
+            kept.append({key: values.clone() for key, values in row.items()})  # environments may reuse their memory
+            rows, state = environment.step(answer.action.cpu().numpy()), answer.state
+        return {key: torch.stack([row[key] for row in kept], dim=1) for key in kept[0]}
 
     def record(self, policy: Policy, *, max_frames: int = 2000) -> Recording | None:
         """Render one episode; None where the environment cannot render."""

@@ -1,4 +1,4 @@
-"""Between cycles: evaluate, log, judge the stop rules, save; each when due.
+"""Between cycles: evaluate, film dreams, log, judge the stop rules, save; each when due.
 
 Everything written to metrics.jsonl is reproducible to the bit but for `wall_s`, `time/` and `system/`: only
 checkpoints may follow the clock, and saving one changes nothing that a run computes.
@@ -30,6 +30,14 @@ class EvaluationPlan:
     final_episodes: int = 100  # after the last phase; 0: no final evaluation
 
 
+@dataclass(frozen=True)
+class FilmPlan:
+    """How often a world model's dreams are filmed, and by whom."""
+
+    cadence: Cadence = field(default_factory=Cadence)
+    film: Callable[[Counts], object] = lambda counts: None
+
+
 class SaveCheckpoint(Protocol):
     def __call__(self, *, counts: Counts, score: float | None, is_best: bool) -> object: ...
 
@@ -55,6 +63,7 @@ class Housekeeping:
         checkpoint_cadence: Cadence,
         evaluation: EvaluationPlan,
         stop_rules: StopRules,
+        films: FilmPlan | None = None,
         on_save: Callable[[Housekeeping], None] = lambda housekeeping: None,
     ) -> None:
         self.scheduler = scheduler
@@ -66,11 +75,13 @@ class Housekeeping:
         self.stopwatch = stopwatch
         self.evaluation = evaluation
         self.stopping = Stopping(stop_rules)
+        self.films = films or FilmPlan()
         self._on_save = on_save
         self._marks = {
             "log": DueMarks(log_cadence),
             "checkpoint": DueMarks(checkpoint_cadence),
             "evaluation": DueMarks(evaluation.cadence),
+            "film": DueMarks(self.films.cadence),
         }
         self._latest: Metrics = {}  # newest statistics of finished episodes
         self._evaluated: Metrics = {}  # evaluation results not yet written
@@ -104,6 +115,9 @@ class Housekeeping:
         counts, session_s = self.counts, self.stopwatch.elapsed()
         if counts.agent_steps >= self.evaluation.warmup_steps and self._marks["evaluation"].due(counts, session_s):
             self.evaluate()
+        if self._marks["film"].due(counts, session_s):
+            with self.stopwatch.section("evaluation"):
+                self.films.film(counts)
         is_log_due = self._marks["log"].due(counts, session_s)
         reason = self.stopping.reason(
             counts,
@@ -203,8 +217,8 @@ class Housekeeping:
         }
 
     def set_state(self, state: StateTree) -> None:
-        for name, marks in self._marks.items():
-            marks.set_state(state["marks"][name])
+        for name, marks in state["marks"].items():
+            self._marks[name].set_state(marks)
         self._latest, self._evaluated = dict(state["latest"]), dict(state["evaluated"])
         self.best_score, self.last_score = state["best_score"], state["last_score"]
         self.evaluations_done = state["evaluations_done"]

@@ -6,7 +6,7 @@ It counts only what hooks report. A hook that could not run reports nothing and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
@@ -95,18 +95,27 @@ class PhaseScheduler:
         self.run_counts = Counts()
         self.phase_counts = Counts()
         self.cycles = 0
-        # Update passes owed. Exact, since 0.3 added ten times is not 3 in binary; it survives a resume.
-        self.credit = Fraction(0)
+        # Update passes owed in this phase, and those of them paid. Exact, since 0.3 added ten times is not 3 in binary;
+        # apart, since whole numbers are subtracted in a tenth of a Fraction's time. The credit survives a resume.
+        self._owed, self._paid = Fraction(0), 0
+        self._ratios = [_ratio(phase) for phase in phases]
 
     @property
     def finished(self) -> bool:
         return self.index >= len(self.phases)
 
+    @property
+    def credit(self) -> Fraction:
+        """Update passes owed."""
+        return self._owed - self._paid
+
     def current(self) -> Phase:
         """The phase under way, with its progress."""
-        phase = self.phases[self.index]
         progress = Progress(self.fraction(), self.run_counts, self.phase_counts, self.cycles)
-        return replace(phase, progress=progress)
+        # `replace` without asking the class for its fields, in a third of the time: this is called before every update
+        phase = object.__new__(Phase)
+        phase.__dict__.update(self.phases[self.index].__dict__, progress=progress)
+        return phase
 
     def fraction(self) -> float:
         """How much of the current phase is done, 0 to 1."""
@@ -119,16 +128,22 @@ class PhaseScheduler:
         raise AssertionError("a phase without a duration was let through")
 
     def run_fraction(self) -> float:
-        """How much of the whole run is done, every phase weighing the same."""
-        return 1.0 if self.finished else (self.index + self.fraction()) / len(self.phases)
+        """How much of the whole run is done: by agent steps where every phase is as long as so many, else by phases."""
+        if self.finished:
+            return 1.0
+        total = total_steps(self.phases)
+        if total is not None:
+            done = sum(phase.duration_steps or 0 for phase in self.phases[: self.index])
+            return (done + self.fraction() * (self.phases[self.index].duration_steps or 0)) / total
+        return (self.index + self.fraction()) / len(self.phases)
 
     def report(self, counts: Counts) -> None:
         """Add what a hook did."""
         self.run_counts += counts
         self.phase_counts += counts
-        ratio = self.phases[self.index].updates_per_step
+        ratio = self._ratios[self.index]
         if ratio is not None:
-            self.credit += counts.agent_steps * Fraction(str(ratio))  # str: 0.3 means 3/10
+            self._owed += counts.agent_steps * ratio
 
     def passes_due(self) -> int:
         """Update passes to run now: one per cycle, or what the train ratio owes."""
@@ -142,13 +157,13 @@ class PhaseScheduler:
 
     def pass_done(self) -> None:
         """One batch went through every update hook of the phase."""
-        self.report(Counts(updates=1))
-        if self.phases[self.index].updates_per_step is not None and self.phases[self.index].type == "online":
-            self.credit -= 1
+        self.run_counts, self.phase_counts = _one_update_more(self.run_counts), _one_update_more(self.phase_counts)
+        if self._ratios[self.index] is not None and self.phases[self.index].type == "online":
+            self._paid += 1
 
     def pass_skipped(self) -> None:
         """The buffer had no batch to give: nothing is counted and nothing is owed for later."""
-        self.credit -= int(self.credit)
+        self._paid += int(self.credit)
 
     def end_cycle(self) -> bool:
         """Close a collect-and-update round; True when that ended the phase."""
@@ -156,7 +171,7 @@ class PhaseScheduler:
         if self.fraction() < 1.0:
             return False
         self.index += 1
-        self.phase_counts, self.cycles, self.credit = Counts(), 0, Fraction(0)
+        self.phase_counts, self.cycles, self._owed, self._paid = Counts(), 0, Fraction(0), 0
         return True
 
     def get_state(self) -> StateTree:
@@ -169,5 +184,19 @@ class PhaseScheduler:
         }
 
     def set_state(self, state: StateTree) -> None:
-        self.index, self.cycles, self.credit = state["index"], state["cycles"], Fraction(state["credit"])
+        self.index, self.cycles, self._owed, self._paid = state["index"], state["cycles"], Fraction(state["credit"]), 0
         self.run_counts, self.phase_counts = Counts(**state["run_counts"]), Counts(**state["phase_counts"])
+
+
+def _ratio(phase: Phase) -> Fraction | None:
+    return None if phase.updates_per_step is None else Fraction(str(phase.updates_per_step))  # str: 0.3 means 3/10
+
+
+def _one_update_more(counts: Counts) -> Counts:
+    return Counts(counts.env_frames, counts.agent_steps, counts.episodes, counts.updates + 1)
+
+
+def total_steps(phases: Sequence[Phase]) -> int | None:
+    """Agent steps of the whole run, where every phase says its own."""
+    durations = [phase.duration_steps for phase in phases]
+    return None if None in durations else sum(duration or 0 for duration in durations)

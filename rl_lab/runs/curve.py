@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from rl_lab.runs.figures import make_figure
 from rl_lab.runs.files import write_atomic
 from rl_lab.runs.metrics_file import Series, series
-from rl_lab.types import MissingExtraError
 
 TRAINING_RETURN = "collect/episode_return_mean"
 EVALUATION_RETURN = "eval/episode_return_mean"
@@ -24,14 +24,7 @@ def write_curve(path: Path, rows: list[dict[str, Any]], *, title: str) -> bool:
     training, evaluation = series(rows, TRAINING_RETURN), series(rows, EVALUATION_RETURN)
     if not training and not evaluation:
         return False
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("The learning curve needs matplotlib: `pip install matplotlib`.") from error
-    # Without pyplot there is no global state to disturb and no display to find.
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = make_figure("The learning curve", 960, 540, dpi=120)
     axes = figure.add_subplot()
     _draw(axes, training, evaluation)
     last = rows[-1]

@@ -126,16 +126,14 @@ class Workflow(ABC):
 
 
 class WorldModelWorkflow(Workflow):
-    """A workflow that learns a model of the environment and acts or plans with it."""
+    """A workflow that learns a model of the environment; a controller in it may learn too, or plan."""
 
     @abstractmethod
     def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics: ...
 
     @abstractmethod
-    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics: ...
-
-    @abstractmethod
-    def imagine(self, start: Batch, *, horizon: int) -> Batch: ...
+    def imagine(self, start: Batch, *, horizon: int) -> Batch:
+        """What the model expects from states `[N, ...]` on: named tensors `[N, H+1, ...]`, actions `[N, H, ...]`."""
 
 
 def checked_scales(scales: Mapping[str, Scale], *, algorithm: str, terms: tuple[str, ...]) -> dict[str, Scale]:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from rl_lab.components.q_loss import PlainValues
 from rl_lab.components.tables import allowed_values
 from rl_lab.components.transitions import n_step_transitions, rows_at
 from rl_lab.training.schedules import Schedule, value_at
@@ -101,6 +102,8 @@ class DQN(Workflow):
         self.head: Head = head
         self.network = nn.Sequential(encoder, head)
         self.target = TargetNetwork(self.network, rate=self.target_rate, every=self.target_every)
+        _, slow_head = self.target.module.children()
+        self.plain = PlainValues(encoder, head, slow_head)
         context.components.add("target", self.target)
         self.optimizer = context.optimizers.require("controller")
         self.observation_keys = tuple(context.spec.observation)
@@ -133,8 +136,10 @@ class DQN(Workflow):
                 f"'{phase.buffer}' gave {rows}: write `buffers.{phase.buffer}.n_step: ${{algorithm.n_step}}`."
             )
         prepared = named(self.optimizer.prepare(phase.progress))
-        kept = {key: batch[key] for key in self.row_keys if key in batch}
-        learnt = self.learn(self.context.runtime.to_device(kept), {})
+        runtime, rows_kept = self.context.runtime, batch
+        if runtime.device.type != "cpu":
+            rows_kept = runtime.to_device({key: batch[key] for key in self.row_keys if key in batch})
+        learnt = self.learn(rows_kept, {})
         self.target.follow(self.network)
         batch["priority"] = learnt.pop("priority")
         return {**learnt, **prepared, "controller/epsilon": value_at(self.epsilon, phase.progress)}
@@ -147,6 +152,10 @@ class DQN(Workflow):
         return {**loss.aux, **loss.metrics, **named(taken), "loss/value": loss.terms["value"].detach()}
 
     def loss(self, batch: Batch) -> LossOutput:
+        plain = self.plain.loss(batch, discount=self.discount, reward_clip=self.reward_clip, double=self.double)
+        if plain is not None:  # small networks on CPUs: the same in one node
+            by_products = {"priority": plain.priority}
+            return LossOutput({"value": plain.loss}, {"controller/value_mean": plain.value_mean}, by_products)
         transition, following = self.transitions(batch)
         output = self.network({key: batch[key][:, 0] for key in self.observation_keys}).float()
 

@@ -14,8 +14,7 @@ One update, V3:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 import torch
@@ -23,11 +22,13 @@ from torch import Tensor, nn
 
 from rl_lab.components.layers import frozen
 from rl_lab.components.return_computers import lambda_return
-from rl_lab.training.schedules import Schedule, value_at
+from rl_lab.components.world_model_loss import world_model_loss
+from rl_lab.training.schedules import Schedule
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, WorldModelWorkflow, checked_scales, checked_share, named
-from rl_lab.workflows.context import Policy, WorkflowContext
+from rl_lab.workflows.base import Mode, checked_scales, checked_share, named
+from rl_lab.workflows.context import WorkflowContext
+from rl_lab.workflows.latent_states import LatentStateWorkflow, Network
 
 TERMS = {  # which optimiser each loss is for, where they are not all one
     "world_model": ("reconstruction", "reward", "continue", "dynamics", "representation"),
@@ -36,38 +37,13 @@ TERMS = {  # which optimiser each loss is for, where they are not all one
 }
 
 
-class Network(Protocol):
-    def __call__(self, inputs: Any) -> Any:
-        """The encoder: observations to embeddings `[..., E]`. Heads: features `[..., F]` to a prediction with
-        `mean()` and `loss(target)`, `[...]` each."""
-
-
-class Dynamics(Protocol):
-    latent: Any
-    initial_state: Callable[[int, torch.device], Batch]
-    observe: Callable[..., tuple[Batch, Tensor]]
-    observe_sequence: Callable[[Tensor, Tensor, Tensor, Batch], tuple[Batch, Tensor]]
-    prior: Callable[[Tensor], Tensor]
-    imagine: Callable[[Batch, Callable[[Tensor, int], Tensor], int], tuple[Batch, Tensor]]
-    features: Callable[[Batch], Tensor]
-    context_keys: tuple[str, ...]
-    pack: Callable[[Batch], Batch]
-    begin: Callable[[Batch], tuple[Batch, Batch]]
-    renew: Callable[[Batch, Batch], Batch]
-
-
-class Decoder(Protocol):
-    loss: Callable[[Tensor, Batch], Tensor]
-    reconstruct: Callable[[Tensor], Batch]
-
-
 class Actor(Protocol):
     def __call__(self, features: Tensor, mask: Tensor | None = None) -> Any: ...
     def noise(self, *leading: int, device: torch.device) -> Tensor: ...
     def decide(self, features: Tensor, noise: Tensor) -> Tensor: ...
 
 
-class Dreamer(WorldModelWorkflow):
+class Dreamer(LatentStateWorkflow):
     """A world model, and an actor and a critic that learn in it."""
 
     captured = ("learn",)
@@ -105,10 +81,6 @@ class Dreamer(WorldModelWorkflow):
 
     def initialize(self, context: WorkflowContext) -> None:
         super().initialize(context)
-        self.encoder: Network = context.components.require("encoder", Network)
-        self.dynamics: Dynamics = context.components.require("dynamics", Dynamics)
-        self.decoder: Decoder = context.components.require("decoder", Decoder)
-        self.reward_head: Network = context.components.require("reward_head", Network)
         self.continue_head: Network = context.components.require("continue_head", Network)
         self.return_scale = context.components.require("return_scale")
         self.actor: Actor = context.controllers.require("actor", Actor)
@@ -124,7 +96,6 @@ class Dreamer(WorldModelWorkflow):
                 "algorithm.policy_gradient is dynamics: that needs continuous actions and optimizers world_model, "
                 "actor and critic instead of agent. Write `policy_gradient: reinforce`."
             )
-        self.row_keys = (*context.spec.observation, "action", "reward", "is_first", "is_last", "is_terminal")
 
     def check_phase(self, phase: Phase) -> None:
         super().check_phase(phase)
@@ -138,34 +109,10 @@ class Dreamer(WorldModelWorkflow):
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         """`state` is the model's state and the action that followed it; is_first forgets both."""
-        if state is None:
-            state = self.blank_state(time_step)
         with self.context.runtime.autocast():
-            embedding = self.encoder(time_step.observation)
-            state, _ = self.dynamics.observe(
-                embedding, state["action"], state, time_step.is_first, deterministic=mode == "eval"
-            )
+            state = self.observe(time_step, state, mode=mode)
             policy = self.actor(self.dynamics.features(state), time_step.observation.get("action_mask"))
-        action = policy.mode() if mode == "eval" else policy.sample()
-        extras = self.dynamics.pack(state) if mode == "train" else {}
-        return PolicyStep(action, {**state, "action": action}, extras)
-
-    def blank_state(self, time_step: TimeStep) -> Batch:
-        spec, count, device = self.context.spec.action, time_step.num_envs, time_step.reward.device
-        action = torch.zeros(count, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
-        return {**self.dynamics.initial_state(count, device), "action": action}
-
-    def policy(self, controller: str | None) -> Policy:
-        """Rows of another controller keep a blank context, so that all rows have one; learning fills it in."""
-        acting = super().policy(controller)
-        if controller is None:
-            return acting
-
-        def act_alone(time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
-            answer = acting(time_step, state, mode=mode)
-            return replace(answer, extras=self.dynamics.pack(self.blank_state(time_step)))
-
-        return act_alone
+        return self.answer(policy.mode() if mode == "eval" else policy.sample(), state, mode=mode)
 
     # --- learning ---
 
@@ -181,17 +128,11 @@ class Dreamer(WorldModelWorkflow):
         """Only actor and critic, in dreams of the model as it is."""
         return self.learn_from(batch, phase, model=False, controller=True)
 
-    def learn_from(self, batch: Batch, phase: Phase, *, model: bool, controller: bool) -> Metrics:
-        context = [key for key in self.dynamics.context_keys if key in batch]
-        rows = self.context.runtime.to_device({key: batch[key] for key in (*self.row_keys, *context)})
-        scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
-        rates = [named(optimizer.prepare(phase.progress), name) for name, optimizer in self.optimizers.items()]
-        outputs = self.learn(rows, self.context.runtime.numbers(scales), model=model, controller=controller)
-        for key in context:
-            batch[key] = outputs.pop(key)  # the buffer writes the fresher states back
-        if controller:
+    def learn_from(self, batch: Batch, phase: Phase, **choices: bool) -> Metrics:
+        metrics = super().learn_from(batch, phase, **choices)
+        if choices["controller"]:
             self.slow_critic.follow(self.critic)  # type: ignore[arg-type]
-        return {**outputs, **{name: rate for each in rates for name, rate in each.items()}}
+        return metrics
 
     def learn(self, batch: Batch, numbers: Batch, *, model: bool, controller: bool) -> Batch:
         """Rows `[B, T]` to new parameters; with a context, row 0 only tells where the model stood."""
@@ -218,27 +159,17 @@ class Dreamer(WorldModelWorkflow):
 
     def model_loss(self, rows: Batch, state: Batch, posterior: Tensor) -> LossOutput:
         """Equations 3 to 5 of V3: predict what was seen, and keep belief and expectation close to each other."""
-        features = self.dynamics.features(state)  # [B, T, F]
-        prior = self.dynamics.prior(state["deter"])
-        latent = self.dynamics.latent
-        # Two divergences of the same value: one teaches the prior, the other the posterior. Below `free_nats` none.
-        dynamics = latent.kl(posterior.detach(), prior)
-        representation = latent.kl(posterior, prior.detach())
-        goes_on = (~rows["is_terminal"]).to(torch.float32) * self.discount
-        terms = {
-            "reconstruction": self.decoder.loss(features, rows).mean(),
-            "reward": self.reward_head(features).loss(rows["reward"]).mean(),
-            "continue": self.continue_head(features).loss(goes_on).mean(),
-            "dynamics": dynamics.clamp(min=self.free_nats).mean(),
-            "representation": representation.clamp(min=self.free_nats).mean(),
-        }
-        with torch.no_grad():
-            metrics = {
-                "train/model_kl": dynamics.mean(),
-                "train/prior_entropy": latent.entropy(prior).mean(),
-                "train/posterior_entropy": latent.entropy(posterior).mean(),
-            }
-        return LossOutput(terms, metrics)
+        return world_model_loss(
+            rows,
+            state,
+            posterior,
+            dynamics=self.dynamics,
+            decoder=self.decoder,
+            reward_head=self.reward_head,
+            continue_head=self.continue_head,
+            discount=self.discount,
+            free_nats=self.free_nats,
+        )
 
     def controller_loss(self, rows: Batch, state: Batch) -> LossOutput:
         """What actor and critic minimise.

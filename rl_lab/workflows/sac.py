@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_lab.components.soft_losses import critic_loss, policy_loss
 from rl_lab.components.transitions import n_step_transitions, rows_at
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
@@ -129,13 +129,12 @@ class SAC(Workflow):
             features = self.encoder(now)
             policy, next_value = self.decide(features.detach(), now, later, temperature)
             target = torch.addcmul(outcome["reward"], outcome["discount"], next_value)  # [B]
-            values = self.critic(features, batch["action"][:, 0]).float()  # [2, B]
-        critic_loss = squared_error(values, target, batch.get("weight"))
-        taken = self.optimizers["critic"].apply(critic_loss)
-        metrics = {"loss/critic": critic_loss.detach(), "controller/value_mean": target.mean()}
+            loss, values = critic_loss(self.critic, features, batch["action"][:, 0], target, batch.get("weight"))
+        taken = self.optimizers["critic"].apply(loss)
+        metrics = {"loss/critic": loss.detach(), "controller/value_mean": target.mean()}
         metrics |= named(taken, "critic")
         if "weight" in batch:
-            metrics["priority"] = (values.detach() - target).abs().mean(dim=0)
+            metrics["priority"] = (values - target).abs().mean(dim=0)
 
         if with_policy:
             metrics |= self.improve(features.detach(), policy, now.get("action_mask"), temperature)
@@ -158,10 +157,9 @@ class SAC(Workflow):
     def improve(self, features: Tensor, policy: Any, mask: Tensor | None, temperature: Tensor) -> Metrics:
         """The actor towards more soft value, the temperature towards the entropy asked for."""
         with self.context.runtime.autocast():
-            value, entropy = (each.mean() for each in self.critic.expect(features, policy))
-        policy_loss = -torch.addcmul(value, temperature, entropy)
-        taken = self.optimizers["actor"].apply(policy_loss)
-        metrics = {"loss/policy": policy_loss.detach(), "controller/entropy": entropy.detach()}
+            loss, entropy = policy_loss(self.critic, features, policy, temperature)
+        taken = self.optimizers["actor"].apply(loss)
+        metrics = {"loss/policy": loss.detach(), "controller/entropy": entropy}
         metrics |= {"controller/temperature": temperature, **named(taken, "actor")}
         if "temperature" in self.optimizers:
             temperature_loss = self.temperature.loss(entropy, mask)
@@ -188,10 +186,3 @@ class SAC(Workflow):
         """Observations as the networks see them while learning: shifted at random, then normalised."""
         shifted = observation if self.augmentation is None else self.augmentation(observation)
         return self.observation_normalizer(shifted)
-
-
-def squared_error(values: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean over both critics, `[2, B]`, which is the sum of their halved means."""
-    if weight is None:
-        return F.mse_loss(values, target.expand_as(values))
-    return ((values - target).square() * weight).mean()

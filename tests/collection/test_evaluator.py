@@ -54,6 +54,27 @@ def test_metrics_are_over_finished_episodes() -> None:
     }
 
 
+def test_rows_are_played_from_the_same_states_with_the_actions_that_answered_them() -> None:
+    evaluator = evaluator_of(counter(2, length=3))
+    answers = iter(range(12))
+
+    def act(time_step: TimeStep, state: Any, *, mode: str) -> PolicyStep:
+        assert mode == "eval" and (state is None) == bool(time_step.is_first.all() and not kept)
+        kept.append(time_step.observation["vector"].clone())
+        return PolicyStep(torch.full((2,), next(answers) % 2), state="kept")
+
+    kept: list[torch.Tensor] = []
+    rows = evaluator.play_rows(act, length=6)
+    assert torch.equal(rows["vector"], torch.stack(kept, dim=1))
+    assert rows["action"].tolist() == [[0, 1, 0, 1, 0, 1]] * 2
+    assert rows["is_first"][0].tolist() == [True, False, False, False, True, False]
+    assert rows["is_last"][0].tolist() == [False, False, False, True, False, False]
+    kept = []
+    again = evaluator.play_rows(act, length=6)
+    assert all(torch.equal(again[key], values) for key, values in rows.items())
+    evaluator.close()
+
+
 def test_fewer_episodes_than_environments_leave_some_out() -> None:
     environment = ScriptedEnvironment(episodes_of([2, 1, 1], rewards=[1.0, 1.0, 1.0]))
     finished, _ = evaluator_of(environment).play_episodes(always(0), episodes=1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rl_lab.orchestration.cadence import Cadence
-from rl_lab.orchestration.housekeeping import EvaluationPlan, Housekeeping
+from rl_lab.orchestration.housekeeping import EvaluationPlan, FilmPlan, Housekeeping
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import StopRules
 from rl_lab.types import CollectResult, Counts, Metrics, Phase, RunError
@@ -64,6 +64,21 @@ def test_an_evaluation_is_in_the_row_of_its_own_cycle_and_in_no_later_one() -> N
         cycle(housekeeping)
     (row,) = writer.rows
     assert (row["agent_steps"], row["eval/episode_return_mean"], row["eval/episodes"]) == (20, 7.0, 3)
+
+
+def test_films_are_made_on_their_own_cadence_and_not_again_after_a_resume() -> None:
+    filmed: list[int] = []
+    plan = FilmPlan(Cadence(every_steps=20), lambda counts: filmed.append(counts.agent_steps))
+    housekeeping = make_housekeeping(scheduler_of(), films=plan)
+    for _ in range(5):
+        cycle(housekeeping)
+    assert filmed == [20, 40]
+    again = make_housekeeping(housekeeping.scheduler, films=plan)
+    again.set_state(housekeeping.get_state())
+    cycle(again)
+    assert filmed == [20, 40, 60]
+    cycle(again)
+    assert filmed == [20, 40, 60]
 
 
 def test_no_evaluation_before_the_warmup() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_lab.orchestration.phase_scheduler import PhaseScheduler, make_phase
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler, make_phase, total_steps
 from rl_lab.types import ConfigError, Counts, Phase
 
 
@@ -242,3 +242,15 @@ def test_a_curriculum_needs_a_phase() -> None:
 def test_phase_names_must_differ() -> None:
     with pytest.raises(ConfigError, match="two phases called 'train': names must differ"):
         PhaseScheduler([phase(duration_steps=1), phase(duration_steps=1)])
+
+
+def test_a_run_of_steps_is_measured_in_steps() -> None:
+    phases = [Phase("prefill", duration_steps=100, workflow_hooks=()), Phase("train", duration_steps=900)]
+    scheduler = PhaseScheduler(phases)
+    assert total_steps(phases) == 1000
+    assert total_steps([*phases, Phase("last", type="offline", duration_updates=5)]) is None
+    scheduler.report(Counts(agent_steps=50))
+    assert scheduler.run_fraction() == 0.05
+    scheduler.report(Counts(agent_steps=50))
+    assert scheduler.end_cycle()
+    assert scheduler.run_fraction() == 0.1

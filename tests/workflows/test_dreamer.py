@@ -352,6 +352,12 @@ def test_the_context_written_back_is_what_observing_from_row_0_gives() -> None:
     assert torch.equal(batch["context_deter"][:, 1:], state["deter"].detach().half())
 
 
+def test_a_row_costs_what_act_keeps_with_it() -> None:
+    workflow, _ = make()
+    kept = workflow.act(time_step({"vector": torch.randn(1, 3)}, [True]), None, mode="train").extras
+    assert workflow.extra_bytes_per_row == sum(value.nbytes for value in kept.values()) == 2 * 16 + 4
+
+
 def test_rows_without_a_context_are_all_learnt_from() -> None:
     workflow, _ = make()
     batch = make_batch()

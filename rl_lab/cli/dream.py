@@ -1,0 +1,55 @@
+"""`rl-lab dream`: film what a run's world model expects."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, positive
+
+DESCRIPTION = """Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
+it expects once it only hears the actions. A png beside the video shows reward, continue and value."""
+
+EXAMPLES = """
+rl-lab dream @last
+rl-lab dream @best --horizon 90 --sequences 6 --output dream.mp4
+rl-lab dream @last --context 200                                    let it watch 200 rows before it dreams
+"""
+
+
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last or @best")
+    parser.add_argument("--horizon", type=positive, default=45, metavar="N", help="rows dreamt (default: %(default)s)")
+    parser.add_argument(
+        "--context", type=positive, default=5, metavar="N", help="rows looked at before (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--sequences", type=positive, default=4, metavar="N", help="episodes side by side (default: %(default)s)"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="an mp4 (default: the run's videos/dream.mp4)")
+    parser.add_argument(
+        "--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="of the environments (default: the run's)")
+    add_runs_dir(parser)
+    add_quiet(parser)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from rl_lab import dreams
+
+    written = dreams.dream(
+        arguments.run,
+        horizon=arguments.horizon,
+        context=arguments.context,
+        sequences=arguments.sequences,
+        output=arguments.output,
+        checkpoint=arguments.checkpoint,
+        seed=arguments.seed,
+        runs_dir=arguments.runs_dir,
+    )
+    if not arguments.quiet:
+        print(f"video: {written.video}\ncurves: {written.curves}")
+    return 0

@@ -1,0 +1,67 @@
+"""What a recurrent state-space model minimises, whoever acts with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rl_lab.types import Batch, LossOutput
+
+Head = Callable[[Tensor], Any]
+"""Features `[..., F]` to a prediction with `loss(target)`, `[...]`."""
+
+
+class Believing(Protocol):
+    """A model that expects something before it looks: see `RSSM`."""
+
+    latent: Any
+    features: Callable[[Batch], Tensor]
+    prior: Callable[[Tensor], Tensor]
+
+
+class Reconstructing(Protocol):
+    loss: Callable[[Tensor, Batch], Tensor]
+
+
+def world_model_loss(
+    rows: Batch,
+    state: Batch,
+    posterior: Tensor,
+    *,
+    dynamics: Believing,
+    decoder: Reconstructing,
+    reward_head: Head,
+    continue_head: Head | None = None,
+    discount: float = 1.0,
+    free_nats: float,
+) -> LossOutput:
+    """Predict what was seen, and keep belief and expectation close to each other.
+
+    Rows, states and posteriors `[B, T, ...]` of `observe_sequence`; equation 3 of PlaNet (arXiv:1811.04551), whose one
+    divergence is two here, as in equations 3 to 5 of DreamerV3. Without `continue_head` there is no such term.
+    """
+    features = dynamics.features(state)  # [B, T, F]
+    prior = dynamics.prior(state["deter"])
+    latent = dynamics.latent
+    # Two divergences of the same value: one teaches the prior, the other the posterior. Below `free_nats` none.
+    towards_posterior = latent.kl(posterior.detach(), prior)
+    towards_prior = latent.kl(posterior, prior.detach())
+    terms = {
+        "reconstruction": decoder.loss(features, rows).mean(),
+        "reward": reward_head(features).loss(rows["reward"]).mean(),
+    }
+    if continue_head is not None:
+        goes_on = (~rows["is_terminal"]).to(torch.float32) * discount
+        terms["continue"] = continue_head(features).loss(goes_on).mean()
+    terms["dynamics"] = towards_posterior.clamp(min=free_nats).mean()
+    terms["representation"] = towards_prior.clamp(min=free_nats).mean()
+    with torch.no_grad():
+        metrics = {
+            "train/model_kl": towards_posterior.mean(),
+            "train/prior_entropy": latent.entropy(prior).mean(),
+            "train/posterior_entropy": latent.entropy(posterior).mean(),
+        }
+    return LossOutput(terms, metrics)

@@ -1,0 +1,107 @@
+"""What workflows share that follow the world with a recurrent state-space model: the state and the rows that keep it.
+
+This is no algorithm: how to act from a state, and what to minimise, each workflow says itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rl_lab.training.schedules import Schedule, value_at
+from rl_lab.types import Batch, Metrics, Phase, PolicyStep, TimeStep
+from rl_lab.workflows.base import Mode, WorldModelWorkflow, named
+from rl_lab.workflows.context import Policy, WorkflowContext
+
+
+class Network(Protocol):
+    def __call__(self, inputs: Any) -> Any:
+        """The encoder: observations to embeddings `[..., E]`. Heads: features `[..., F]` to a prediction with
+        `mean()` and `loss(target)`, `[...]` each."""
+
+
+class Dynamics(Protocol):
+    latent: Any
+    initial_state: Callable[[int, torch.device], Batch]
+    observe: Callable[..., tuple[Batch, Tensor]]
+    observe_sequence: Callable[[Tensor, Tensor, Tensor, Batch], tuple[Batch, Tensor]]
+    prior: Callable[[Tensor], Tensor]
+    imagine: Callable[[Batch, Callable[[Tensor, int], Tensor], int], tuple[Batch, Tensor]]
+    features: Callable[[Batch], Tensor]
+    context_keys: tuple[str, ...]
+    pack: Callable[[Batch], Batch]
+    begin: Callable[[Batch], tuple[Batch, Batch]]
+    renew: Callable[[Batch, Batch], Batch]
+
+
+class Decoder(Protocol):
+    loss: Callable[[Tensor, Batch], Tensor]
+    reconstruct: Callable[[Tensor], Batch]
+
+
+class LatentStateWorkflow(WorldModelWorkflow):
+    """Acts from a model's state, keeps that state in every row, and learns from sequences that begin with one."""
+
+    loss_scales: Mapping[str, float | Schedule]
+    optimizers: Mapping[str, Any]  # by the name their metrics carry; "": the only one
+    learn: Callable[..., Batch]  # `(batch, numbers, **choices)`: new parameters, and back come metrics and contexts
+
+    def initialize(self, context: WorkflowContext) -> None:
+        super().initialize(context)
+        self.encoder: Network = context.components.require("encoder", Network)
+        self.dynamics: Dynamics = context.components.require("dynamics", Dynamics)
+        self.decoder: Decoder = context.components.require("decoder", Decoder)
+        self.reward_head: Network = context.components.require("reward_head", Network)
+        self.row_keys = (*context.spec.observation, "action", "reward", "is_first", "is_last", "is_terminal")
+        kept = self.dynamics.pack(self.dynamics.initial_state(1, context.runtime.device))
+        self.extra_bytes_per_row = sum(value.nbytes for value in kept.values())
+
+    # --- the state between two answers: the model's, and the action that followed it ---
+
+    def blank_state(self, time_step: TimeStep) -> Batch:
+        spec, count, device = self.context.spec.action, time_step.num_envs, time_step.reward.device
+        action = torch.zeros(count, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+        return {**self.dynamics.initial_state(count, device), "action": action}
+
+    def observe(self, time_step: TimeStep, state: Any, *, mode: Mode) -> Batch:
+        """The model's state after a row; is_first forgets what was before. In evaluations the likeliest one."""
+        before = self.blank_state(time_step) if state is None else state
+        embedding = self.encoder(time_step.observation)
+        after, _ = self.dynamics.observe(
+            embedding, before["action"], before, time_step.is_first, deterministic=mode == "eval"
+        )
+        return after
+
+    def answer(self, action: Tensor, state: Batch, *, mode: Mode) -> PolicyStep:
+        """The action, and the state that the next answer and, while training, the row keep."""
+        extras = self.dynamics.pack(state) if mode == "train" else {}
+        return PolicyStep(action, {**state, "action": action}, extras)
+
+    def policy(self, controller: str | None) -> Policy:
+        """Rows of another controller keep a blank context, so that all rows have one; learning fills it in."""
+        acting = super().policy(controller)
+        if controller is None:
+            return acting
+
+        def act_alone(time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
+            answer = acting(time_step, state, mode=mode)
+            return replace(answer, extras=self.dynamics.pack(self.blank_state(time_step)))
+
+        return act_alone
+
+    # --- learning from rows with contexts ---
+
+    def learn_from(self, batch: Batch, phase: Phase, **choices: bool) -> Metrics:
+        """`learn` with what the phase says now; the batch gets the fresher contexts."""
+        context = [key for key in self.dynamics.context_keys if key in batch]
+        rows = self.context.runtime.to_device({key: batch[key] for key in (*self.row_keys, *context)})
+        scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
+        rates = [named(optimizer.prepare(phase.progress), name) for name, optimizer in self.optimizers.items()]
+        outputs = self.learn(rows, self.context.runtime.numbers(scales), **choices)
+        for key in context:
+            batch[key] = outputs.pop(key)  # the buffer writes the fresher states back
+        return {**outputs, **{name: rate for each in rates for name, rate in each.items()}}

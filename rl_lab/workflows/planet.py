@@ -1,0 +1,134 @@
+"""PlaNet: learn a model of the world from replayed sequences, and plan in it anew at every step.
+
+    "Learning Latent Dynamics for Planning from Pixels" (Hafner et al. 2019, arXiv:1811.04551)
+
+    learning    states = model(rows)                     L = reconstruction + reward + KL(posterior || prior)
+    acting      1000 plans of 12 actions, dreamt from the state now; the 100 with the most reward say where to draw
+                the next 1000; after 10 rounds the first action of their mean. While collecting, with noise.
+
+There is no actor, no critic and no end of an episode in a plan: episodes should end by their time limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rl_lab.components.world_model_loss import world_model_loss
+from rl_lab.training.schedules import Schedule
+from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
+from rl_lab.workflows.base import Mode, checked_scales, named
+from rl_lab.workflows.context import WorkflowContext
+from rl_lab.workflows.latent_states import LatentStateWorkflow
+
+TERMS = ("reconstruction", "reward", "dynamics", "representation")
+
+
+class Planner(Protocol):
+    plan: Callable[..., Tensor]
+    """`plan(score, count=N, action_size=A, device=...)`: plans `[N, H, A]`; `score` maps plans `[N, C, H, A]` to
+    numbers `[N, C]`."""
+
+
+class PlaNet(LatentStateWorkflow):
+    """A world model, and a planner that asks it."""
+
+    captured = ("learn", "plan")
+
+    def __init__(
+        self,
+        *,
+        free_nats: float = 3.0,
+        exploration_noise: float = 0.3,
+        loss_scales: Mapping[str, float | Schedule],
+    ) -> None:
+        if free_nats < 0.0 or exploration_noise < 0.0:
+            raise ConfigError(
+                f"algorithm.free_nats is {free_nats} and exploration_noise is {exploration_noise}: write numbers from "
+                "0, such as 3.0 and 0.3."
+            )
+        self.free_nats, self.exploration_noise = free_nats, exploration_noise
+        self.loss_scales = checked_scales(loss_scales, algorithm="PlaNet", terms=TERMS)
+
+    def initialize(self, context: WorkflowContext) -> None:
+        if context.spec.action.kind != "continuous":
+            raise ConfigError(
+                f"PlaNet plans with continuous actions, but those of {context.spec.id} are {context.spec.action.kind}: "
+                "write `algorithm=dreamer`, which takes any."
+            )
+        super().initialize(context)
+        self.planner: Planner = context.controllers.require("planner", Planner)
+        self.optimizers = {"": context.optimizers.require("world_model")}
+
+    # --- acting ---
+
+    def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
+        """`state` is the model's state and the action that followed it; is_first forgets both."""
+        with self.context.runtime.autocast():
+            state = self.observe(time_step, state, mode=mode)
+        action = self.plan(state, {})["action"]
+        if mode == "train":
+            action = torch.add(action, torch.randn_like(action), alpha=self.exploration_noise).clamp(-1.0, 1.0)
+        return self.answer(action, state, mode=mode)
+
+    def plan(self, batch: Batch, numbers: Batch) -> Batch:
+        """From states `[N, ...]`, the first action `[N, A]` of the plan that promises the most."""
+        count, device = len(batch["deter"]), batch["deter"].device
+        (size,) = self.context.spec.action.shape
+
+        def promised_reward(plans: Tensor) -> Tensor:
+            starts = {key: value.repeat_interleave(plans.shape[1], dim=0) for key, value in batch.items()}
+            steps = plans.flatten(0, 1).unbind(dim=1)
+            states, _ = self.dynamics.imagine(starts, lambda seen, step: steps[step], len(steps))
+            features = self.dynamics.features({key: value[:, 1:] for key, value in states.items()})
+            return self.reward_head(features).mean().sum(dim=1).view(plans.shape[:2])
+
+        with self.context.runtime.autocast(), torch.no_grad():
+            plan = self.planner.plan(promised_reward, count=count, action_size=size, device=device)
+        return {"action": plan[:, 0]}
+
+    # --- learning ---
+
+    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """All there is to learn."""
+        return self.learn_from(batch, phase)
+
+    def learn(self, batch: Batch, numbers: Batch) -> Batch:
+        """Rows `[B, T]` to new parameters; with a context, row 0 only tells where the model stood."""
+        rows, before = self.dynamics.begin(batch)
+        with self.context.runtime.autocast():
+            state, posterior = self.dynamics.observe_sequence(
+                self.encoder(rows), rows["previous_action"], rows["is_first"], before
+            )
+            loss = world_model_loss(
+                rows,
+                state,
+                posterior,
+                dynamics=self.dynamics,
+                decoder=self.decoder,
+                reward_head=self.reward_head,
+                free_nats=self.free_nats,
+            )
+        total = torch.stack([term * numbers[name] for name, term in loss.terms.items()]).sum()
+        outputs = loss.metrics | {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
+        return outputs | named(self.optimizers[""].apply(total)) | self.dynamics.renew(batch, state)
+
+    # --- dreaming, for people ---
+
+    @torch.inference_mode()
+    def imagine(self, start: Batch, *, horizon: int) -> Batch:
+        """What the model expects from states `[N, ...]` on, planning anew at every step: per step 0..H the model's
+        state, `reward` and every observation key; `action` for steps 0..H-1."""
+        keys, sizes = ("deter", "stoch"), (start["deter"].shape[-1], start["stoch"].shape[-1])
+
+        def act(features: Tensor, step: int) -> Tensor:
+            return self.plan(dict(zip(keys, features.split(sizes, dim=-1), strict=True)), {})["action"]
+
+        with self.context.runtime.autocast():
+            states, action = self.dynamics.imagine({key: start[key] for key in keys}, act, horizon)
+            features = self.dynamics.features(states)
+            reward = self.reward_head(features).mean()
+            return {**self.decoder.reconstruct(features), **states, "reward": reward, "action": action}

@@ -254,8 +254,8 @@ def _quoted(override: str) -> str:
 
 
 def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
-    option = override.value()
-    options = groups[str(override.key_or_group)]
+    option, options = override.value(), groups[str(override.key_or_group)]
+    option = str(option) if isinstance(option, int | float) else option  # `size=12`: a choice's name all the same
     if isinstance(option, str) and option not in options:
         raise ConfigError(
             f"{override.key_or_group}={option}: there is no such choice.{did_you_mean(option, options)} "

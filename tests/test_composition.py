@@ -153,6 +153,8 @@ REFUSED: list[tuple[str, str]] = [
     ("discount=0.9", "discount is not a setting. Did you mean 'algorithm.discount'? The config has: experiment"),
     ("algoritm=ppo", "algoritm is not a setting. Did you mean 'algorithm'?"),
     ("pre=debug", "pre is not a setting."),
+    ("size=12", "size=12: there is no such choice. Did you mean '12m'?"),
+    ("memory=1.5", "memory=1.5: there is no such choice. Choices: gru, lstm, none."),
     ("presett=debug", "presett is not a setting. Did you mean 'preset'?"),
     (
         "algorithm=pp0",

@@ -166,13 +166,13 @@ class CompressedRing:
             return self._unpacked(key, env_index * self.slots_per_env + slot)
         return self._rest.get_values(key, env_index, slot)
 
-    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray) -> None:
+    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
         """Replace what single rows hold under a key."""
         if key not in self._frames:
             self._rest.set_values(key, env_index, slot, values)
             return
         places = (env_index * self.slots_per_env + slot).ravel().tolist()
-        self._set_frames(key, places, values.reshape(len(places), *self.layout[key][1]))
+        self._set_frames(key, places, as_array(values).reshape(len(places), *self.layout[key][1]))
 
     def get_rows(self, used: int) -> Arrays:
         """The first `used` slots, `[N, used, ...]` per key, copied."""

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rl_lab.buffers.archive import RingArchive
 from rl_lab.buffers.row_log import Arrays, Layout, LogFolder, Stretch, record_dtype, rows_per_file
+from rl_lab.buffers.rows import as_array
 from rl_lab.types import Batch, ConfigError, RunError
 
 
@@ -205,21 +206,22 @@ class DiskRing:
         """What single rows hold under a key, `[K, ...]`."""
         return self._gather(env_index, self._time_at(slot))[key]
 
-    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray) -> None:
+    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
         """Replace what single rows hold under a key: in place where no checkpoint can name them yet, else beside."""
+        array = as_array(values)
         if key == "is_last":
-            self._is_last[env_index, slot] = values
+            self._is_last[env_index, slot] = array
         times = self._time_at(slot)
-        values = np.broadcast_to(values, (*times.shape, *self.layout[key][1]))
+        array = np.broadcast_to(array, (*times.shape, *self.layout[key][1]))
         place = self._first_times.searchsorted(times, side="right") - 1
         is_open = times >= self.saved_until
         for number in np.unique(place[is_open]):
             chunk, chosen = self.chunks[number], is_open & (place == number)
             if key in chunk.layout:
-                chunk.rows[key][times[chosen] - chunk.first_time, env_index[chosen]] = values[chosen]
+                chunk.rows[key][times[chosen] - chunk.first_time, env_index[chosen]] = array[chosen]
         if not is_open.all():
             _, kept, is_there = self._overlay(key)
-            kept[env_index[~is_open], slot[~is_open]] = values[~is_open]
+            kept[env_index[~is_open], slot[~is_open]] = array[~is_open]
             is_there[env_index[~is_open], slot[~is_open]] = True
 
     def _overlay(self, key: str) -> tuple[str, np.ndarray, np.ndarray]:

@@ -211,9 +211,9 @@ class RowRing:
         """What single rows hold under a key, `[K, ...]`."""
         return self._views[key][env_index, slot]
 
-    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray) -> None:
+    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
         """Replace what single rows hold under a key."""
-        self._views[key][env_index, slot] = values
+        self._views[key][env_index, slot] = as_array(values)
 
     def get_rows(self, used: int) -> Arrays:
         """The first `used` slots, `[N, used, ...]` per key, copied."""
@@ -288,14 +288,16 @@ class DeviceRing(RowRing):
     def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
         return as_array(self._cells[key][self._there(env_index), self._there(slot)])
 
-    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray) -> None:
+    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
+        """Values that a GPU is still computing are not waited for."""
         places = (self._there(env_index), self._there(slot))
-        self._cells[key].index_put_(places, self._there(np.ascontiguousarray(values)))
+        self._cells[key].index_put_(places, self._there(values))
         if key == "is_last":
-            self._is_last[env_index, slot] = values
+            self._is_last[env_index, slot] = as_array(values)
 
-    def _there(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+    def _there(self, values: np.ndarray | Tensor) -> Tensor:
+        tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+        return tensor.to(self.device, non_blocking=True)
 
 
 def _cut(block: np.ndarray, column: Column) -> np.ndarray:
@@ -305,7 +307,9 @@ def _cut(block: np.ndarray, column: Column) -> np.ndarray:
     return part if len(column.shape) == 1 else part.reshape(*block.shape[:2], *column.shape)
 
 
-def as_array(value: Tensor) -> np.ndarray:
+def as_array(value: np.ndarray | Tensor) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
     return (value if value.is_cpu else value.cpu()).numpy()
 
 

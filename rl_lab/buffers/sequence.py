@@ -150,9 +150,11 @@ class SequenceReplay(Replay):
         slots = (slot[is_there, None] + np.arange(values.shape[1])) % self.slots_per_env
         environments = np.broadcast_to(env_index[is_there, None], slots.shape)
         bits = values.detach()
+        if not is_there.all():
+            bits = bits[torch.from_numpy(is_there.nonzero()[0]).to(bits.device)]
         if key in self._bfloat16_keys:
             bits = bits.bfloat16().view(torch.int16)
-        self._ring.set_values(key, environments, slots, as_array(bits)[is_there])
+        self._ring.set_values(key, environments, slots, bits)
         if self._archive is not None:
             self._archive.written(key, environments, slots)
 

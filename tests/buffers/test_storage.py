@@ -136,6 +136,8 @@ def test_single_values_are_read_and_replaced_by_place(ring: Any) -> None:
     rows.set_values("is_last", *places, np.array([True, True]))
     assert rows.view("is_last")[:, 2].tolist() == [True, True]
     assert rows.get_slots(2, 3)["is_last"].tolist() == [[True], [True]]
+    rows.set_values("reward", *places, torch.tensor([7.0, 8.0]))
+    assert rows.get_values("reward", *places).tolist() == [7.0, 8.0]
     assert rows.row_bytes == rows.allocated_bytes // (ENVS * 4) == 8 + 12 + 4 + 3
 
 

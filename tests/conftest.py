@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before anything imports torch, pygame or the logger, which read these once.
@@ -21,3 +23,19 @@ torch.set_num_threads(1)
 def runs_dir(tmp_path: Path) -> Path:
     """Where a test keeps its runs."""
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of one MiB."""
+    mount_point = tmp_path / "small_disk"
+    mount_point.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount_point)]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount command here; the same case runs with an injected ENOSPC")
+    if answer.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here ({answer.stderr.strip()}); the case runs with an injected ENOSPC")
+    yield mount_point
+    subprocess.run(["umount", str(mount_point)], check=True)

@@ -1,6 +1,10 @@
-"""Overrides that make a Dreamer small enough to learn a toy in seconds; several tests share them."""
+"""Overrides that make a Dreamer small enough to learn a toy in seconds, and rows for it: tests share them."""
 
 from __future__ import annotations
+
+import torch
+
+from rl_lab.types import ActionSpec, ArraySpec, Batch
 
 TINY_PARTS = [
     *(f"components.{part}.layers=1" for part in ("encoder", "decoder")),
@@ -23,3 +27,23 @@ TINY_DREAMER = [
     "training.phases.prefill.duration_steps=400",
     "training.phases.train.updates_per_step=0.25",
 ]
+
+
+def random_rows(observation: dict[str, ArraySpec], action: ActionSpec, *, size: int = 3, length: int = 7) -> Batch:
+    """Random rows with a reset in the middle."""
+    generator = torch.Generator().manual_seed(7)
+    batch: Batch = {
+        key: torch.randn(size, length, *spec.shape, generator=generator)
+        if spec.dtype == "float32"
+        else torch.randint(0, 256, (size, length, *spec.shape), generator=generator, dtype=torch.uint8)
+        for key, spec in observation.items()
+    }
+    if action.kind == "continuous":
+        batch["action"] = torch.rand(size, length, *action.shape, generator=generator) * 2.0 - 1.0
+    else:
+        batch["action"] = torch.randint(0, 2, (size, length, *action.shape), generator=generator)
+    batch["reward"] = torch.randn(size, length, generator=generator)
+    for name in ("is_first", "is_last", "is_terminal"):
+        batch[name] = torch.zeros(size, length, dtype=torch.bool)
+    batch["is_last"][0, 3] = batch["is_terminal"][0, 3] = batch["is_first"][0, 4] = True
+    return batch

@@ -172,6 +172,18 @@ def backward_stacks(
     return found, features_gradient
 
 
+def add_to_gradients(found: Sequence[tuple[Tensor, Tensor]], factor: Tensor) -> None:
+    """Parameters and what one of their losses found for each, times that loss's factor: into their `grad`.
+
+    A node that knows all its gradients names one parameter to autograd and calls this from its backward: a dozen
+    small tensors that autograd hands on one by one take a fifth of the time of computing them.
+    """
+    if found and factor != 1.0:
+        torch._foreach_mul_([gradient for _, gradient in found], factor)
+    for parameter, gradient in found:
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
 def _activate(hidden: Tensor, activation: str) -> None:
     if activation == "tanh":
         values = hidden.numpy()

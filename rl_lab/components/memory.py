@@ -12,6 +12,8 @@ serves learning, and both give the same numbers:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from rl_lab.types import ConfigError
 
 
-class _Memory(nn.Module):
+class _Memory(nn.Module, ABC):
     """The parts both memories share: two projections, the reset rule, one loop over time."""
 
     gates: int  # hidden-sized blocks of each projection
@@ -60,8 +62,9 @@ class _Memory(nn.Module):
             outputs.append(state[:, : self.hidden_size])
         return torch.stack(outputs, dim=1), state
 
+    @abstractmethod
     def _next(self, projection: Tensor, state: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The state `[B, S]` after one row, from its share of the gates and the state before it."""
 
 
 class GRUMemory(_Memory):

@@ -125,8 +125,8 @@ class PlainValues:
 class _KnownGradients(Function):
     """A loss whose gradients are there already: what is left for the way back is a factor.
 
-    It stands for all parameters but names only one of them to autograd and adds to their `grad` itself, which spares
-    autograd's handing on of each; an Optimizer takes its `known_gradients` without asking autograd at all.
+    It stands for all parameters but names only one of them to autograd (`fused.add_to_gradients`); an Optimizer takes
+    its `known_gradients` without asking autograd at all.
     """
 
     @staticmethod
@@ -136,10 +136,7 @@ class _KnownGradients(Function):
 
     @staticmethod
     def backward(ctx: Any, factor: Tensor) -> tuple[None, ...]:  # type: ignore[override]
-        if float(factor) != 1.0:
-            torch._foreach_mul_([gradient for _, gradient in ctx.known_gradients], factor)
-        for parameter, gradient in ctx.known_gradients:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        fused.add_to_gradients(ctx.known_gradients, factor)
         return None, None, None
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from rl_lab.components import fused
 from rl_lab.components.ensembles import EnsembleMLP
 from rl_lab.components.soft_actor_critic import Draw, TwinCritic
 
@@ -54,7 +55,7 @@ def _plain_networks(critic: Any, features: Tensor) -> EnsembleMLP | None:
 
 
 class _CriticLoss(Function):
-    """It stands for all parameters but names only one of them to autograd and adds to their `grad` itself."""
+    """It stands for all parameters but names only one of them to autograd (`fused.add_to_gradients`)."""
 
     @staticmethod
     def forward(
@@ -74,11 +75,9 @@ class _CriticLoss(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factor: Tensor, _: Tensor) -> tuple[None, ...]:  # type: ignore[override]
-        pairs = [pair for pair in zip(ctx.layers, ctx.found, strict=True) if pair[1] is not None]
-        if factor != 1.0:
-            torch._foreach_mul_([gradient for _, gradient in pairs], factor)
-        for tensor, gradient in pairs:
-            tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+        fused.add_to_gradients(
+            [pair for pair in zip(ctx.layers, ctx.found, strict=True) if pair[1] is not None], factor
+        )
         return None, None, None, None, None
 
 

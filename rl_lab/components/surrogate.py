@@ -103,8 +103,7 @@ def _in_one_node(
 class _OneNode(Function):
     """Networks and losses, there and back at once: what is left for the way back is a factor for each loss.
 
-    It stands for all parameters but names only one of them to autograd and adds to their `grad` itself: twelve small
-    tensors that autograd hands on one by one take a fifth of the time of computing them.
+    It stands for all parameters but names only one of them to autograd (`fused.add_to_gradients`).
     """
 
     @staticmethod
@@ -128,11 +127,9 @@ class _OneNode(Function):
     def backward(ctx: Any, policy: Tensor, value: Tensor, *_: Tensor) -> tuple[None, ...]:  # type: ignore[override]
         found = iter(ctx.found)
         for factor, stack in zip((policy, value), ctx.stacks, strict=True):
-            pairs = [(tensor, gradient) for tensor in stack.layers if (gradient := next(found)) is not None]
-            if pairs and factor != 1.0:
-                torch._foreach_mul_([gradient for _, gradient in pairs], factor)
-            for tensor, gradient in pairs:
-                tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+            fused.add_to_gradients(
+                [(tensor, gradient) for tensor in stack.layers if (gradient := next(found)) is not None], factor
+            )
         return None, None, None, None, None
 
 

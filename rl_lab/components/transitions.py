@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,18 @@ def n_step_transitions(batch: Batch, discount: float) -> Batch:
         "next_row": next_row,
         "is_valid": goes_on[:, 0].bool(),
     }
+
+
+def transition_and_following(batch: Batch, discount: float, keys: Sequence[str]) -> tuple[Batch, Batch]:
+    """`reward` and `discount` `[B]` of replayed rows `[B, n+1]`, and the observation `[B, ...]` they led to.
+
+    With one step, row 1 always follows, since replay starts nowhere an episode ends: a tenth of the operations.
+    """
+    if batch["reward"].shape[1] == 2:
+        transition = {"reward": batch["reward"][:, 1], "discount": ~batch["is_terminal"][:, 1] * discount}
+        return transition, {key: batch[key][:, 1] for key in keys}
+    transition = n_step_transitions(batch, discount)
+    return transition, {key: rows_at(batch[key], transition["next_row"]) for key in keys}
 
 
 def rows_at(values: Tensor, row: Tensor) -> Tensor:

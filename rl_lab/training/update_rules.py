@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from rl_lab.training.segments import SegmentsByMembers
 from rl_lab.types import RunError, StateTree, did_you_mean
 
 
-class UpdateRule:
+class UpdateRule(ABC):
     """Parameters, one tensor per slot and parameter, and how often each parameter was changed.
 
     A parameter without a gradient (frozen, or not part of this loss) is left alone and its count does not move,
@@ -93,6 +94,7 @@ class UpdateRule:
         chosen = [gradient for index in members if (gradient := gradients[index]) is not None]
         self.change([self.parameters[index] for index in members], chosen, state, count, learning_rate, divisor)
 
+    @abstractmethod
     def change(
         self,
         parameters: list[Tensor],
@@ -106,7 +108,6 @@ class UpdateRule:
 
         A static rule gets one count per parameter and the learning rate as tensors.
         """
-        raise NotImplementedError
 
     def get_state(self) -> StateTree:
         """Counts and slots by parameter name: plain data."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from rl_lab.training.schedules import Schedule
 from rl_lab.types import (
     Batch,
     CollectResult,
@@ -155,6 +156,15 @@ def checked_share(name: str, value: float) -> float:
     if not 0.0 <= value <= 1.0:
         raise ConfigError(f"algorithm.{name} is {value}: write a number from 0 to 1.")
     return value
+
+
+def checked_shares(name: str, number: float | Schedule) -> float | Schedule:
+    """A share, or a schedule between two of them."""
+    if isinstance(number, Schedule):
+        checked_share(name, number.start)
+        checked_share(name, number.start if number.end is None else number.end)
+        return number
+    return checked_share(name, number)
 
 
 def named(taken: Metrics, optimizer: str = "") -> Metrics:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.q_loss import PlainValues
 from rl_lab.components.tables import allowed_values
-from rl_lab.components.transitions import n_step_transitions, rows_at
+from rl_lab.components.transitions import transition_and_following
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import (
@@ -36,7 +36,7 @@ from rl_lab.types import (
     Progress,
     TimeStep,
 )
-from rl_lab.workflows.base import Mode, Workflow, checked_share, named
+from rl_lab.workflows.base import Mode, Workflow, checked_share, checked_shares, named
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -90,7 +90,7 @@ class DQN(Workflow):
         self.discount = checked_share("discount", discount)
         self.n_step = n_step
         self.double = double
-        self.epsilon = checked_epsilon(epsilon)
+        self.epsilon = checked_shares("epsilon", epsilon)
         self.target_every, self.target_rate = target_every, target_rate
         self.reward_clip = reward_clip
         self._acting_epsilon = value_at(self.epsilon, Progress())  # set anew by every collection, so never saved
@@ -186,17 +186,4 @@ class DQN(Workflow):
         """
         if self.reward_clip is not None:
             batch = {**batch, "reward": batch["reward"].clamp(-self.reward_clip, self.reward_clip)}
-        if self.n_step == 1:
-            discount = ~batch["is_terminal"][:, 1] * self.discount
-            following = {key: batch[key][:, 1] for key in self.observation_keys}
-            return {"reward": batch["reward"][:, 1], "discount": discount}, following
-        transition = n_step_transitions(batch, self.discount)
-        return transition, {key: rows_at(batch[key], transition["next_row"]) for key in self.observation_keys}
-
-
-def checked_epsilon(epsilon: float | Schedule) -> float | Schedule:
-    """A share of random actions, or a schedule between two of them."""
-    ends = [epsilon.start, epsilon.end] if isinstance(epsilon, Schedule) else [epsilon]
-    for end in ends:
-        checked_share("epsilon", 0.0 if end is None else end)
-    return epsilon
+        return transition_and_following(batch, self.discount, self.observation_keys)

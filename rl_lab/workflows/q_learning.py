@@ -17,7 +17,7 @@ from torch import Tensor
 from rl_lab.components.tables import allowed_values, draw, epsilon_greedy
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, CollectResult, Metrics, Phase, PolicyStep, Progress, TimeStep
-from rl_lab.workflows.base import Mode, Workflow, checked_share
+from rl_lab.workflows.base import Mode, Workflow, checked_share, checked_shares
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -50,8 +50,8 @@ class TabularQ(Workflow):
     ) -> None:
         self.target = target
         self.discount = checked_share("discount", discount)
-        self.learning_rate = _checked_range("learning_rate", learning_rate)
-        self.epsilon = _checked_range("epsilon", epsilon)
+        self.learning_rate = checked_shares("learning_rate", learning_rate)
+        self.epsilon = checked_shares("epsilon", epsilon)
         self._acting_epsilon = value_at(self.epsilon, Progress())  # set anew by every collection, so never saved
 
     def initialize(self, context: WorkflowContext) -> None:
@@ -115,12 +115,3 @@ class TabularQ(Workflow):
         if self.target == "sarsa" and action is not None:
             return values.gather(1, action.unsqueeze(1)).squeeze(1)
         return (epsilon_greedy(values, epsilon, mask) * values).sum(-1)
-
-
-def _checked_range(name: str, number: float | Schedule) -> float | Schedule:
-    """A share, or a schedule between two of them."""
-    if isinstance(number, Schedule):
-        checked_share(name, number.start)
-        checked_share(name, number.start if number.end is None else number.end)
-        return number
-    return checked_share(name, number)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.soft_losses import critic_loss, policy_loss
-from rl_lab.components.transitions import n_step_transitions, rows_at
+from rl_lab.components.transitions import transition_and_following
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_share, named
@@ -174,12 +174,7 @@ class SAC(Workflow):
         used        obs, a     r, obs, is_terminal
         """
         keys = tuple(self.context.spec.observation)
-        if self.n_step == 1:  # the same as below, in a tenth of the operations
-            later = {key: batch[key][:, 1] for key in keys}
-            outcome = {"reward": batch["reward"][:, 1], "discount": ~batch["is_terminal"][:, 1] * self.discount}
-        else:
-            outcome = n_step_transitions(batch, self.discount)
-            later = {key: rows_at(batch[key], outcome["next_row"]) for key in keys}
+        outcome, later = transition_and_following(batch, self.discount, keys)
         return self.seen({key: batch[key][:, 0] for key in keys}), self.seen(later), outcome
 
     def seen(self, observation: Batch) -> Batch:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -210,22 +208,6 @@ def test_a_full_disk_is_met_before_a_row_is_written(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
     with pytest.raises(OSError, match="broken"):
         fill(again, range(3, 20))
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one MiB."""
-    mount_point = tmp_path / "small_disk"
-    mount_point.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount_point)]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount command here; the same case runs with an injected ENOSPC")
-    if answer.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs here ({answer.stderr.strip()}); the case runs with an injected ENOSPC")
-    yield mount_point
-    subprocess.run(["umount", str(mount_point)], check=True)
 
 
 def test_a_really_full_disk_stops_with_a_clear_message_and_intact_rows(small_disk: Path) -> None:

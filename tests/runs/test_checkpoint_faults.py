@@ -9,7 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,22 +195,6 @@ def test_a_save_that_fails_leaves_the_last_checkpoint_intact(
     monkeypatch.undo()
     save(store, 2)
     assert store.load().counts == {"agent_steps": 2}
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one MiB."""
-    mount_point = tmp_path / "small_disk"
-    mount_point.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount_point)]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount command here; the same case runs with an injected ENOSPC")
-    if answer.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs here ({answer.stderr.strip()}); the case runs with an injected ENOSPC")
-    yield mount_point
-    subprocess.run(["umount", str(mount_point)], check=True)
 
 
 def test_a_really_full_disk_stops_with_a_clear_message_and_an_intact_checkpoint(small_disk: Path) -> None:

@@ -16,7 +16,7 @@ from rl_lab.construction import construct
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Counts, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.wiring import Agent, build_agent, build_runtime
 from rl_lab.workflows.dreamer import Dreamer
-from tests.tiny_dreamer import TINY_PARTS
+from tests.tiny_dreamer import TINY_PARTS, random_rows
 
 VECTOR = {"vector": ArraySpec((3,), "float32")}
 IMAGE = {"image": ArraySpec((16, 16, 3), "uint8")}
@@ -58,26 +58,8 @@ def make(
     return agent.workflow, agent
 
 
-def make_batch(
-    observation: dict[str, ArraySpec] = VECTOR, action: ActionSpec = DISCRETE, *, size: int = 3, length: int = 7
-) -> Batch:
-    """Random rows with a reset in the middle."""
-    generator = torch.Generator().manual_seed(7)
-    batch: Batch = {
-        key: torch.randn(size, length, *spec.shape, generator=generator)
-        if spec.dtype == "float32"
-        else torch.randint(0, 256, (size, length, *spec.shape), generator=generator, dtype=torch.uint8)
-        for key, spec in observation.items()
-    }
-    if action.kind == "continuous":
-        batch["action"] = torch.rand(size, length, *action.shape, generator=generator) * 2.0 - 1.0
-    else:
-        batch["action"] = torch.randint(0, 2, (size, length, *action.shape), generator=generator)
-    batch["reward"] = torch.randn(size, length, generator=generator)
-    for name in ("is_first", "is_last", "is_terminal"):
-        batch[name] = torch.zeros(size, length, dtype=torch.bool)
-    batch["is_last"][0, 3] = batch["is_terminal"][0, 3] = batch["is_first"][0, 4] = True
-    return batch
+def make_batch(observation: dict[str, ArraySpec] = VECTOR, action: ActionSpec = DISCRETE) -> Batch:
+    return random_rows(observation, action)
 
 
 def with_blank_context(workflow: Dreamer, batch: Batch) -> Batch:

@@ -19,6 +19,7 @@ from rl_lab.composition import compose
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Counts, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.wiring import Agent, build_agent, build_runtime
 from rl_lab.workflows.planet import PlaNet
+from tests.tiny_dreamer import random_rows
 from tests.tiny_planet import TINY_MODEL, TINY_PLANET
 
 VECTOR = {"vector": ArraySpec((3,), "float32")}
@@ -41,23 +42,6 @@ def make(
     agent = build_agent(config, EnvSpec("none", observation, action), runtime=build_runtime(config))
     assert isinstance(agent.workflow, PlaNet)
     return agent.workflow, agent
-
-
-def make_batch(observation: dict[str, ArraySpec] = VECTOR, *, size: int = 3, length: int = 7) -> Batch:
-    """Random rows with a reset in the middle."""
-    generator = torch.Generator().manual_seed(7)
-    batch: Batch = {
-        key: torch.randn(size, length, *spec.shape, generator=generator)
-        if spec.dtype == "float32"
-        else torch.randint(0, 256, (size, length, *spec.shape), generator=generator, dtype=torch.uint8)
-        for key, spec in observation.items()
-    }
-    batch["action"] = torch.rand(size, length, 2, generator=generator) * 2.0 - 1.0
-    batch["reward"] = torch.randn(size, length, generator=generator)
-    for name in ("is_first", "is_last", "is_terminal"):
-        batch[name] = torch.zeros(size, length, dtype=torch.bool)
-    batch["is_last"][0, 3] = batch["is_first"][0, 4] = True
-    return batch
 
 
 def time_step(count: int, *, is_first: bool = True) -> TimeStep:
@@ -155,7 +139,7 @@ def test_an_update_changes_every_part_of_the_model(observation: dict[str, ArrayS
     workflow, agent = make(observation, overrides=(f"runtime.precision={precision}", "runtime.device=cpu"))
     modules: dict[str, nn.Module] = {name: agent.components[name] for name in MODEL}
     before = {name: [p.detach().clone() for p in part.parameters()] for name, part in modules.items()}
-    metrics = workflow.update_world_model(make_batch(observation), phase=PHASE)
+    metrics = workflow.update_world_model(random_rows(observation, CONTINUOUS), phase=PHASE)
     for name, part in modules.items():
         assert any(not torch.equal(a, b) for a, b in zip(before[name], part.parameters(), strict=True)), name
     assert all(torch.isfinite(torch.as_tensor(value)).all() for value in metrics.values())
@@ -173,14 +157,16 @@ def test_contexts_are_renewed_for_the_buffer() -> None:
     workflow, _ = make()
     size, length = 3, 7
     blank = workflow.dynamics.pack(workflow.dynamics.initial_state(size, torch.device("cpu")))
-    batch = make_batch() | {key: value.unsqueeze(1).repeat(1, length, 1) for key, value in blank.items()}
+    batch = random_rows(VECTOR, CONTINUOUS) | {
+        key: value.unsqueeze(1).repeat(1, length, 1) for key, value in blank.items()
+    }
     workflow.update_world_model(batch, phase=PHASE)
     assert not bool(batch["context_stoch"][:, 0].any()) and bool(batch["context_stoch"][:, 1:].any())
 
 
 def test_a_batch_is_learnt_by_heart() -> None:
     workflow, _ = make(overrides=("optimizers.world_model.learning_rate=1e-2",))
-    batch = make_batch()
+    batch = random_rows(VECTOR, CONTINUOUS)
     losses = [workflow.update_world_model(dict(batch), phase=PHASE) for _ in range(150)]
     for name in ("loss/reconstruction", "loss/reward"):
         assert float(losses[-1][name]) < 0.2 * float(losses[0][name]), name

@@ -2,6 +2,7 @@
 
     python benchmarks/dreamer_update.py --config pixels-12m,state-12m,state-1m,pixels-50m --device cuda --json FILE
     python benchmarks/dreamer_update.py --config state-1m --device cpu --updates 5 --warmup 2
+    python benchmarks/dreamer_update.py --config state-1m,pixels-12m --check
 
 The parts are those of configs/algorithm/dreamer.yaml at the named size, without an environment: 64x64x3 images or 24
 numbers, batches of 16 sequences of 64 rows and the row they begin with.
@@ -9,6 +10,9 @@ numbers, batches of 16 sequences of 64 rows and the row they begin with.
 synced      the device is waited for after every update
 pipelined   it is waited for once after all of them, as in training, where nothing reads the losses in between
 first       the first update, libraries, compilation and capture included, until the graph is recorded
+
+--check times nothing: it runs the same updates eagerly and captured, from the same seed, in fp32 and in bf16, and
+prints the largest relative difference of each loss between the two.
 """
 
 from __future__ import annotations
@@ -187,6 +191,27 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {"config": name, "parameters": parameters, "precision": precision, **figures, "losses": losses}
 
 
+def check(name: str, options: argparse.Namespace) -> None:
+    """Captured updates beside eager ones: eight of each, of which the captured ones replay a graph five times."""
+    kind, _, size = name.partition("-")
+    spec = EnvSpec(name, OBSERVATIONS[kind], make_action(options.actions))
+    for precision in ("fp32", "bf16"):
+        losses: list[list[dict[str, float]]] = []
+        for capture in (False, options.device.startswith("cuda")):
+            runtime = Runtime(device=options.device, precision=precision, capture=capture)
+            dreamer = make_dreamer(read_config(size), spec, runtime)
+            batch = make_batch(dreamer, spec, runtime.device, size=options.batch_size, length=options.batch_length)
+            told = [dreamer.update(dict(batch), phase=PHASE) for _ in range(2 * CAPTURE_CALLS)]
+            losses.append([{key: float(each[key]) for key in each if key.startswith("loss/")} for each in told])
+        apart: dict[str, float] = {}
+        for eager, captured in zip(*losses, strict=True):
+            for key, value in eager.items():
+                relative = abs(captured[key] - value) / max(abs(value), 1e-8)
+                apart[key] = max(apart.get(key, 0.0), relative)
+        print(f"{name:12} {precision}  largest relative difference {max(apart.values()):.2e}", flush=True)
+        print("             " + "  ".join(f"{key.removeprefix('loss/')} {value:.1e}" for key, value in apart.items()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="state-1m", help="comma-separated: {pixels,state,both}-{1m,12m,...}")
@@ -199,8 +224,13 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=100, help="updates that are timed")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--profile", action="store_true", help="print what one update consists of")
+    parser.add_argument("--check", action="store_true", help="compare captured updates with eager ones instead")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
     options = parser.parse_args()
+    if options.check:
+        for name in options.config.split(","):
+            check(name, options)
+        return
     rows = []
     print(f"{'config':12} {'params':>8} {'first s':>8} {'synced ms':>10} {'pipelined ms':>13} {'peak GiB':>9}")
     for name in options.config.split(","):

@@ -70,7 +70,7 @@ class Collector:
             self._pending = self._checked(self.environment.reset())
         finished: list[Episode] = []
         agent_steps = 0
-        clock, environment_s, policy_s = time.perf_counter, 0.0, 0.0
+        clock, environment_s, policy_s, device_s = time.perf_counter, 0.0, 0.0, 0.0
         pending = self._pending
         time_step = to_time_step(pending, self.device) if self._time_step is None else self._time_step
         for _ in range(phase.collect_steps):
@@ -84,11 +84,13 @@ class Collector:
             buffer.add(row)
             self._policy_state = answer.state
             agent_steps += len(pending.is_last) - int(np.count_nonzero(pending.is_last))
-            action = answer.action.cpu().numpy()
+            waiting = clock()
+            action = answer.action.cpu().numpy()  # a GPU first finishes the updates that are still queued on it
             start = clock()
             pending = self.environment.step(action)
             environment_s += clock() - start
             policy_s += between - before
+            device_s += start - waiting
             self._checked(pending)
             time_step = to_time_step(pending, self.device)
             finished += self.episodes.track(pending)
@@ -96,6 +98,7 @@ class Collector:
         buffer.set_pending(row_of(time_step))
         self.stopwatch.add("environment", environment_s)
         self.stopwatch.add("policy", policy_s)
+        self.stopwatch.add("device", device_s)
         self._drain_events()
         counts = Counts(
             env_frames=agent_steps * self.environment.spec.frames_per_step,

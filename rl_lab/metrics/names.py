@@ -276,8 +276,15 @@ NAMES: dict[str, Meaning] = {
         "Share spent choosing actions.",
         "Dominant: more environments per call, a smaller network, or the other device.",
     ),
+    "time/device_fraction": Meaning(
+        "fraction",
+        "Share spent waiting for a GPU to finish the updates queued on it; 0 on a CPU.",
+        "Large is good: the GPU never waits for data. What update and device leave is what it may have waited.",
+    ),
     "time/update_fraction": Meaning(
-        "fraction", "Share spent in update hooks.", "Dominant with a big network: a GPU, compilation, larger batches."
+        "fraction",
+        "Share spent sampling and in update hooks.",
+        "Dominant with a big network: a GPU, compilation, larger batches.",
     ),
     "time/evaluation_fraction": Meaning(
         "fraction", "Share spent evaluating.", "Small. Otherwise evaluate more rarely or fewer episodes."

@@ -19,6 +19,7 @@ from rl_lab.metrics.view import EVALUATION_RETURN, HEADLINES, RunView
 SPLIT_COLOURS = {
     "environment": "green",
     "policy": "cyan",
+    "device": "bright_blue",
     "update": "blue",
     "evaluation": "magenta",
     "checkpoint": "yellow",

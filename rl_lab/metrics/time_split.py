@@ -5,7 +5,7 @@ from __future__ import annotations
 from rl_lab.types import Metrics
 from rl_lab.utils.timing import Stopwatch
 
-SECTIONS = ("environment", "policy", "update", "evaluation", "checkpoint", "logging")
+SECTIONS = ("environment", "policy", "device", "update", "evaluation", "checkpoint", "logging")
 
 
 class TimeSplit:

@@ -81,10 +81,10 @@ def test_statistics_carry_over_to_collections_without_a_finished_episode() -> No
     assert result.metrics["collect/episode_return_mean"] == 15.0
 
 
-def test_time_is_split_between_environment_and_policy() -> None:
+def test_time_is_split_between_environment_policy_and_waiting_for_the_device() -> None:
     collector = collector_of(counter(1))
     collector.collect(always(0), phase=phase(5))
-    assert collector.stopwatch.seconds.keys() == {"environment", "policy"}
+    assert collector.stopwatch.seconds.keys() == {"environment", "policy", "device"}
 
 
 # --- rows --------------------------------------------------------------------------------------

@@ -29,12 +29,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rl_lab.types import ConfigError, Phase, did_you_mean
+from rl_lab.utils.yaml_comments import comments_of_keys
 
 Config = dict[str, Any]
 PACKAGE_CONFIGS = Path(__file__).parent / "configs"
 DEFAULT_EXPERIMENT = "ppo_cartpole"
 USER_CONFIGS = Path("configs")
 PHASES = "training.phases"
+LATE_GROUPS = ("memory", "task", "preset")  # whose files may name another class for a block
 HYDRA_FUNCTIONS = create_functions().functions  # choice(...), range(...), int(...), and so on
 
 
@@ -85,6 +87,9 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
     _keep_chosen_environment(composed, parsed, config_dir)
     config = _plain(composed, resolve=True)
     _start_replaced_blocks_afresh(config, chosen, parsed, config_dir)
+    if (ratio := config["training"].pop("updates_per_step", None)) is not None:  # a task's: PPO's phases have none
+        for phase in [each for each in config["training"]["phases"] if each.get("updates_per_step") is not None]:
+            phase["updates_per_step"] = ratio
     for item in in_phases:
         _override_phase(config, str(item.key_or_group), item.value())
     return config
@@ -137,13 +142,23 @@ def from_yaml(text: str, *, place: str) -> Config:
 
 
 def _keep_chosen_environment(composed: Any, overrides: Sequence[Override], config_dir: Path | None) -> None:
-    """An environment chosen by name replaces the experiment's own; how many of them run is up to the experiment."""
-    if any(item.key_or_group == "environment" for item in overrides):
-        roots = ("environment", "preset")
+    """An environment chosen by name, or by a task, replaces the experiment's own; how many run is up to the rest."""
+    chosen = {str(item.key_or_group): str(item.value()) for item in overrides}
+    task = chosen.get("task", "none")
+    if "environment" in chosen or task != "none":
+        roots = ("environment", "task", "preset")
         own = [str(item.input_line) for item in overrides if str(item.key_or_group).split(".")[0] in roots]
         num_envs = composed.environment.num_envs
         composed.environment = _compose(own, config_dir).environment
         composed.environment.num_envs = num_envs
+    if {"environment", "task"} <= chosen.keys() and (file := _find(f"task/{task}.yaml", config_dir)) is not None:
+        offered = set(_paths(_plain(_compose([f"environment={chosen['environment']}"], config_dir), resolve=False)))
+        for path in _paths({"environment": _read(file).get("environment", {})}):
+            if path not in offered:
+                raise ConfigError(
+                    f"task={task} does not fit environment={chosen['environment']}, which has no {path}. "
+                    "Leave one of the two out, or choose an environment of the task's kind."
+                )
 
 
 def _start_replaced_blocks_afresh(
@@ -155,7 +170,7 @@ def _start_replaced_blocks_afresh(
     """
     chosen = {str(item.key_or_group): str(item.value()) for item in overrides}
     files: list[Path | None] = [*_experiment_files(experiment, config_dir)]
-    files += [_find(f"{group}/{chosen[group]}.yaml", config_dir) for group in ("memory", "preset") if group in chosen]
+    files += [_find(f"{group}/{chosen[group]}.yaml", config_dir) for group in LATE_GROUPS if group in chosen]
     named = {path for file in files if file is not None for path in _paths(_read(file))}
     named |= {str(item.key_or_group) for item in overrides}
     for path in [path.removesuffix("._target_") for path in named if path.endswith("._target_")]:
@@ -257,10 +272,10 @@ def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
     option, options = override.value(), groups[str(override.key_or_group)]
     option = str(option) if isinstance(option, int | float) else option  # `size=12`: a choice's name all the same
     if isinstance(option, str) and option not in options:
-        raise ConfigError(
-            f"{override.key_or_group}={option}: there is no such choice.{did_you_mean(option, options)} "
-            f"Choices: {', '.join(options)}."
-        )
+        others = [f" Did you mean {group}={option}?" for group in groups if option in groups[group]]
+        hint = did_you_mean(option, options) or "".join(others[:1])
+        place = f"{override.key_or_group}={option}"
+        raise ConfigError(f"{place}: there is no such choice.{hint} Choices: {', '.join(options)}.")
 
 
 def _check_key(key: str, config: Config, groups: Sequence[str] | dict[str, list[str]]) -> None:
@@ -461,6 +476,8 @@ def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir
     composed = _compose([*([f"experiment={chosen}"] if chosen else []), *picked], config_dir, with_hydra=True)
     choices = {group: option for group, option in composed.hydra.runtime.choices.items() if "/" not in group}
     order = [("", "config"), *reversed(choices.items())]  # Hydra lists the last to speak first
+    if choices.get("task", "none") != "none":
+        picked.append(f"environment={choices['environment']}")  # a task replaces the experiment's own
     for group, option in sorted(order, key=lambda choice: f"{choice[0]}={choice[1]}" in picked):
         if group == "experiment":
             yield from reversed(list(_experiment_files(option, config_dir)))
@@ -479,20 +496,4 @@ def documented_keys(file: Path) -> dict[str, str]:
     prefix = file.parent.name if package is None else "" if package == "_global_" else package
     if file.parent in (PACKAGE_CONFIGS, USER_CONFIGS.resolve()) or file.name == "config.yaml":
         prefix = ""
-    found: dict[str, str] = {}
-    stack: list[tuple[int, str]] = []
-    above: list[str] = []
-    for line in lines:
-        match = re.match(r"^(\s*)([A-Za-z_][\w]*):(.*)$", line)
-        if match is None:
-            above = [*above, line.strip().lstrip("# ")] if line.strip().startswith("#") else []
-            continue
-        indent, name, rest = len(match[1]), match[2], match[3]
-        while stack and stack[-1][0] >= indent:
-            stack.pop()
-        stack.append((indent, name))
-        path = ".".join(part for part in (prefix, *(name for _, name in stack)) if part)
-        beside = rest.split(" #", 1)[1].strip() if " #" in rest else ""
-        found[path] = beside or " ".join(above)
-        above = []
-    return found
+    return comments_of_keys(lines, prefix)

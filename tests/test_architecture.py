@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "types": (),
     "utils": (),
     "configs": (),
-    "composition": ("types",),
+    "composition": ("types", "utils"),
     "collection": ("environments.base", "types", "utils"),
     "workflows": ("components", "training", "types"),
     "orchestration": (

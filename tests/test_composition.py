@@ -131,6 +131,34 @@ def test_the_command_line_speaks_after_the_preset() -> None:
     assert compose(None, ["environment.num_envs=5", "preset=debug"])["environment"]["num_envs"] == 5
 
 
+def test_a_task_replaces_the_environment_of_the_experiment_and_the_command_line_that_of_the_task() -> None:
+    environment = compose("dreamer_v3", ["task=dmc_vision", "preset=debug"])["environment"]
+    assert (environment["id"], environment["kwargs"]["observation"]) == ("dmc/walker_walk", "pixels")
+    assert (environment["num_envs"], environment["vectorization"]) == (2, "sync")  # the preset speaks after the task
+    words = ["environment=dmc/cartpole_swingup", "task=dmc_vision", "environment.num_envs=3"]
+    environment = compose("dreamer_v3", words)["environment"]
+    assert (environment["id"], environment["kwargs"]["observation"]) == ("dmc/cartpole_swingup", "pixels")
+    assert environment["num_envs"] == 3
+    assert compose("Acrobot-v1:dreamer", ["task=classic_control"])["environment"]["id"] == "Acrobot-v1"
+    assert compose("planet_cartpole_swingup", ["task=dmc_proprio"])["environment"]["action_repeat"] == 1
+
+
+def test_a_task_sets_the_train_ratio_of_the_phases_that_have_one() -> None:
+    words = ["task=dmc_vision", "training.phases.train.updates_per_step=0.1"]
+    assert compose("dreamer_v3", words)["training"]["phases"][1]["updates_per_step"] == 0.1
+    assert compose("dreamer_v2", words[:1])["training"]["phases"][1]["updates_per_step"] == 0.25
+    assert compose("ppo", words[:1])["training"]["phases"] == compose("ppo")["training"]["phases"]
+
+
+def test_a_task_of_another_kind_than_the_environment_is_refused() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        compose("dreamer_v3", ["task=dmc_vision", "environment=minigrid/doorkey_5x5"])
+    assert "task=dmc_vision does not fit environment=minigrid/doorkey_5x5, which has no environment.kwargs" in str(
+        refusal.value
+    )
+    assert "Leave one of the two out" in str(refusal.value)
+
+
 @pytest.mark.parametrize("text", ["linear(1e-3, 0)", "linear(1e-3,0)", "cosine(1e-3, 0, over=50000 agent_steps)"])
 def test_a_schedule_needs_no_quotes_of_its_own(text: str) -> None:
     config = compose(None, [f"optimizers.controller.learning_rate={text}"])
@@ -156,6 +184,11 @@ REFUSED: list[tuple[str, str]] = [
     ("size=12", "size=12: there is no such choice. Did you mean '12m'?"),
     ("memory=1.5", "memory=1.5: there is no such choice. Choices: gru, lstm, none."),
     ("presett=debug", "presett is not a setting. Did you mean 'preset'?"),
+    (
+        "preset=dmc_vision",
+        "preset=dmc_vision: there is no such choice. Did you mean task=dmc_vision? Choices: debug, none.",
+    ),
+    ("task=dmc_vison", "task=dmc_vison: there is no such choice. Did you mean 'dmc_vision'? Choices: classic_control,"),
     (
         "algorithm=pp0",
         "algorithm=pp0: there is no such choice. Did you mean 'ppo'? "
@@ -336,6 +369,8 @@ def test_a_setting_is_explained_by_the_comment_beside_it() -> None:
         ("components.encoder.hidden_sizes", "ppo", [], "algorithm/ppo.yaml"),
         ("components.memory.hidden_size", "ppo_recall", [], "memory/gru.yaml"),
         ("environment.num_envs", None, ["preset=debug"], "preset/debug.yaml"),
+        ("environment.id", "dreamer_v3", ["task=dmc_vision"], "environment/dmc/walker_walk.yaml"),
+        ("environment.kwargs.observation", "dreamer_v3", ["task=dmc_vision"], "task/dmc_vision.yaml"),
         ("environment.id", "reinforce_cartpole_no_baseline", [], "experiment/reinforce_cartpole.yaml"),
     ],
 )

@@ -76,6 +76,32 @@ def test_every_memory_can_be_chosen(memory: str) -> None:
     check(compose("ppo_cartpole", [f"memory={memory}", "preset=debug"]))
 
 
+TASKS = {  # environment, kind of its image or vector, environments, frames per agent step, updates per agent step
+    "none": ("Pendulum-v1", None, 16, 1, 1.0),
+    "dmc_proprio": ("dmc/walker_walk", "state", 16, 1, 1.0),
+    "dmc_vision": ("dmc/walker_walk", "pixels", 16, 1, 0.25),
+    "minigrid": ("MiniGrid-DoorKey-5x5-v0", None, 16, 1, 1.0),
+    "classic_control": ("CartPole-v1", None, 4, 1, 1.0),
+}
+
+
+def test_every_task_is_listed_here() -> None:
+    assert {file.stem for file in (PACKAGE_CONFIGS / "task").glob("*.yaml")} == TASKS.keys()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_sets_up_dreamer(task: str) -> None:
+    config = compose("dreamer_v3", [f"task={task}", "size=1m"])
+    environment, (prefill, train) = config["environment"], config["training"]["phases"]
+    seen = (environment["id"], environment["kwargs"].get("observation"), environment["num_envs"])
+    assert (*seen, environment["action_repeat"], train["updates_per_step"]) == TASKS[task]
+    assert "updates_per_step" not in prefill and "updates_per_step" not in config["training"]
+    try:
+        check(compose("dreamer_v3", [f"task={task}", "size=1m", "preset=debug", "runtime.device=cpu"]))
+    except MissingExtraError as missing:
+        pytest.skip(str(missing))
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiments_are_short(name: str) -> None:
     lines = (PACKAGE_CONFIGS / "experiment" / f"{name}.yaml").read_text().splitlines()

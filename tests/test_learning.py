@@ -119,6 +119,17 @@ def test_dreamer_learns_in_its_dreams() -> None:
     assert score("rl_lab/Corridor-v0:dreamer", *TINY_DREAMER, *short_sighted, steps(1_200)) > 0.9
 
 
+def test_dreamer_remembers_what_it_saw() -> None:
+    """The cue is gone when it is asked for, one step later: who forgets it is right half of the time."""
+    small = [
+        f"{part}.layers=1"
+        for part in ("components.encoder", "components.decoder", "controllers.actor", "controllers.critic")
+    ]
+    quick = ["algorithm.horizon=3", "buffers.replay.sequence_length=9", "+environment.kwargs.delay=0"]
+    rate = "optimizers.agent.learning_rate=constant(2e-3, warmup=50 updates)"
+    assert score("dreamer_v3_recall", *small, *quick, rate, steps(1_200)) > 0.95
+
+
 def test_planet_learns_a_model_that_is_worth_planning_in() -> None:
     learnt = score("rl_lab/PointMass-v0:planet", *TINY_PLANET, "evaluation.final_episodes=10", steps(1_000))
     assert learnt > 1.5 * score_limit("rl_lab/PointMass-v0")  # returns < 0; untaught, its plans bring about -36

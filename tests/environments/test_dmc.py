@@ -218,11 +218,11 @@ def test_wrong_settings_are_refused(kwargs: dict[str, Any], message: str) -> Non
 def test_the_config_group_replaces_the_environment_of_an_experiment() -> None:
     config = compose("ppo_pendulum", ["environment=dmc/cheetah_run", "environment.kwargs.size=32", "preset=debug"])
     environment = config["environment"]
-    assert environment["id"] == "dmc/cheetah_run" and environment["action_repeat"] == 2
+    assert environment["id"] == "dmc/cheetah_run" and environment["action_repeat"] == 1
     assert environment["kwargs"] == {"observation": "state", "size": 32, "camera": None, "is_detailed": False}
     assert environment["num_envs"] == 2 and environment["vectorization"] == "sync"  # the preset still speaks
     assert compose("ppo_pendulum", ["environment=dmc/cheetah_run"])["environment"]["num_envs"] == 16
-    assert compose("dmc/cheetah_run:ppo")["environment"]["action_repeat"] == 2
+    assert compose("dmc/cheetah_run:ppo")["environment"]["action_repeat"] == 1
     told = explain("environment.kwargs.size", "ppo_pendulum", ["environment=dmc/cheetah_run"])
     assert told.source == "environment/dmc.yaml" and "height and width" in told.documentation
     told = explain("environment.id", "ppo_pendulum", ["environment=dmc/cheetah_run"])

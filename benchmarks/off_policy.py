@@ -2,13 +2,18 @@
 
     pip install stable-baselines3
     python benchmarks/off_policy.py                      # three repeats
-    python benchmarks/off_policy.py --repeats 5 --json figures.json
+    python benchmarks/off_policy.py --repeats 5 --settings default zoo --json figures.json
 
-DQN on CartPole-v1: agent steps per second with SB3's zoo hyper-parameters on both sides: batches of 64, 128 updates
-after every 256 agent steps, replay of 100,000, learning rate 2.3e-3, one-step targets without double, gradients clipped
-at 10; with the zoo's network of 256x256 and with SB3's default of 64x64. SB3 moves its target network every 10 agent
-steps, all of which lie between two bursts of updates, so that it moves once per burst: every 128 updates here. SB3 is
-measured with the one environment of its zoo and with as many as ours.
+DQN on CartPole-v1, agent steps per second, with the same hyper-parameters on both sides:
+
+    default    SB3's own: batches of 32, an update after every 4 agent steps, a network of 64x64, replay of 1,000,000
+    zoo        those of SB3's zoo for CartPole: batches of 64, 128 updates after every 256 agent steps, 256x256, 100,000
+    zoo-64     the same with the default network of 64x64
+
+Both learn one-step targets without double and clip gradients at 10. SB3 moves its target network every so many agent
+steps: 10,000 by default; 10 in its zoo, all of which lie between two bursts of updates, so that it moves once per
+burst: every 128 updates here. SB3 is measured with one environment, as its defaults and its zoo say, and with as many
+as ours.
 
 Both sides learn in short chunks, one after the other; a figure is the median over the chunks. Both use one torch
 thread. Seconds are those of the training loop; imports, construction and the steps before learning starts are left out.
@@ -32,21 +37,31 @@ import torch
 from rl_lab.composition import compose
 from rl_lab.wiring import build
 
-NUM_ENVS, STEPS_PER_BURST, UPDATES_PER_BURST = 8, 256, 128
+NUM_ENVS = 8
 LEARNING_STARTS = 1_024
-OURS_DQN = [
-    f"environment.num_envs={NUM_ENVS}",
-    "algorithm.double=false",
-    "algorithm.n_step=1",
-    f"algorithm.target_every={UPDATES_PER_BURST}",
-    "algorithm.epsilon='linear(1.0, 0.04, over=8000 agent_steps)'",
-    "optimizers.controller.learning_rate=2.3e-3",
-    "buffers.replay.batch_size=64",
-    "buffers.replay.capacity_rows=100000",
-    f"buffers.replay.minimum_rows={LEARNING_STARTS}",
-    f"training.phases.train.collect_steps={STEPS_PER_BURST // NUM_ENVS}",
-    f"training.phases.train.updates_per_step={UPDATES_PER_BURST / STEPS_PER_BURST}",
-]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What both sides are told."""
+
+    hidden_size: int
+    batch_size: int
+    capacity_rows: int
+    learning_rate: float
+    steps_per_burst: int
+    updates_per_burst: int
+    target_every_updates: int
+    target_every_steps: int  # as SB3 counts
+    exploration_steps: int = 8_000
+    last_epsilon: float = 0.04
+
+
+SETTINGS = {
+    "default": Setting(64, 32, 1_000_000, 1e-4, 4, 1, 2_500, 10_000, last_epsilon=0.05),
+    "zoo": Setting(256, 64, 100_000, 2.3e-3, 256, 128, 128, 10),
+    "zoo-64": Setting(64, 64, 100_000, 2.3e-3, 256, 128, 128, 10),
+}
 
 
 @dataclass(frozen=True)
@@ -77,13 +92,32 @@ def passed_since(start: tuple[float, float]) -> tuple[float, float]:
 # --- DQN ---------------------------------------------------------------------------------------
 
 
-def ours_dqn(hidden_size: int, chunks: int, steps_per_chunk: int) -> Iterator[Chunk]:
-    network = f"components.q_values.hidden_sizes=[{hidden_size},{hidden_size}]"
+def ours_settings(setting: Setting) -> list[str]:
+    """Overrides of the algorithm's own settings; a cycle collects at least one row of each environment."""
+    return [
+        "environment.id=CartPole-v1",
+        f"environment.num_envs={NUM_ENVS}",
+        "algorithm.double=false",
+        "algorithm.n_step=1",
+        f"algorithm.target_every={setting.target_every_updates}",
+        "algorithm.target_rate=1.0",
+        f"algorithm.epsilon='linear(1.0, {setting.last_epsilon}, over={setting.exploration_steps} agent_steps)'",
+        f"optimizers.controller.learning_rate={setting.learning_rate}",
+        "optimizers.controller.max_grad_norm=10.0",
+        f"components.q_values.hidden_sizes=[{setting.hidden_size},{setting.hidden_size}]",
+        f"buffers.replay.batch_size={setting.batch_size}",
+        f"buffers.replay.capacity_rows={setting.capacity_rows}",
+        f"buffers.replay.minimum_rows={LEARNING_STARTS}",
+        f"training.phases.train.collect_steps={max(1, setting.steps_per_burst // NUM_ENVS)}",
+        f"training.phases.train.updates_per_step={setting.updates_per_burst / setting.steps_per_burst}",
+    ]
+
+
+def ours_dqn(name: str, chunks: int, steps_per_chunk: int) -> Iterator[Chunk]:
     total = LEARNING_STARTS + chunks * steps_per_chunk
-    config = compose(
-        "CartPole-v1:dqn",
-        ["seed=1", "evaluation.final_episodes=0", *OURS_DQN, network, f"training.phases.train.duration_steps={total}"],
-    )
+    duration = f"training.phases.train.duration_steps={total}"
+    overrides = ["seed=1", "evaluation.final_episodes=0", *ours_settings(SETTINGS[name]), duration]
+    config = compose("dqn", overrides)
     experiment = build(config, run=None, quiet=True)
     orchestrator, scheduler = experiment.orchestrator, experiment.orchestrator.scheduler
     orchestrator.workflow.enter_phase(scheduler.current())
@@ -100,30 +134,30 @@ def ours_dqn(hidden_size: int, chunks: int, steps_per_chunk: int) -> Iterator[Ch
         before, start = scheduler.run_counts, now()
         learn(LEARNING_STARTS + (index + 1) * steps_per_chunk)
         steps, updates = (getattr(scheduler.run_counts, n) - getattr(before, n) for n in ("agent_steps", "updates"))
-        yield Chunk(
-            f"DQN {hidden_size}x{hidden_size}", f"rl-lab, {NUM_ENVS} envs", *passed_since(start), steps, updates
-        )
+        yield Chunk(f"DQN {name}", f"rl-lab, {NUM_ENVS} envs", *passed_since(start), steps, updates)
     experiment.close()
 
 
-def sb3_dqn(num_envs: int, hidden_size: int, chunks: int, steps_per_chunk: int) -> Iterator[Chunk]:
+def sb3_dqn(num_envs: int, name: str, chunks: int, steps_per_chunk: int) -> Iterator[Chunk]:
     from stable_baselines3 import DQN
     from stable_baselines3.common.env_util import make_vec_env
 
+    setting = SETTINGS[name]
+    calls_per_burst = max(1, setting.steps_per_burst // num_envs)  # of a vector step
     model = DQN(
         "MlpPolicy",
         make_vec_env("CartPole-v1", n_envs=num_envs, seed=1),
-        batch_size=64,
-        buffer_size=100_000,
-        learning_rate=2.3e-3,
+        batch_size=setting.batch_size,
+        buffer_size=setting.capacity_rows,
+        learning_rate=setting.learning_rate,
         gamma=0.99,
-        train_freq=STEPS_PER_BURST // num_envs,
-        gradient_steps=UPDATES_PER_BURST,
-        target_update_interval=10,
-        exploration_fraction=8_000 / (LEARNING_STARTS + chunks * steps_per_chunk),
-        exploration_final_eps=0.04,
+        train_freq=calls_per_burst,
+        gradient_steps=setting.updates_per_burst * calls_per_burst * num_envs // setting.steps_per_burst,
+        target_update_interval=setting.target_every_steps,
+        exploration_fraction=setting.exploration_steps / (LEARNING_STARTS + chunks * steps_per_chunk),
+        exploration_final_eps=setting.last_epsilon,
         learning_starts=LEARNING_STARTS - 1,
-        policy_kwargs={"net_arch": [hidden_size, hidden_size]},
+        policy_kwargs={"net_arch": [setting.hidden_size, setting.hidden_size]},
         device="cpu",
         seed=1,
     )
@@ -133,7 +167,7 @@ def sb3_dqn(num_envs: int, hidden_size: int, chunks: int, steps_per_chunk: int) 
         model.learn(steps_per_chunk, reset_num_timesteps=False)
         times, side = passed_since(start), f"SB3, {num_envs} env{'s' if num_envs > 1 else ''}"
         counts = model.num_timesteps - steps, model._n_updates - updates
-        yield Chunk(f"DQN {hidden_size}x{hidden_size}", side, *times, *counts)
+        yield Chunk(f"DQN {name}", side, *times, *counts)
 
 
 # --- in turns ----------------------------------------------------------------------------------
@@ -184,17 +218,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="chunks per side")
     parser.add_argument("--steps", type=int, default=4_096, help="agent steps per chunk")
-    parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[256, 64], help="networks to measure with")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="what to measure with")
     parser.add_argument("--json", type=Path, help="also write every chunk and the summary here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: list[Chunk] = []
-    for hidden_size in arguments.hidden_sizes:
-        sides: list[Side] = [
-            partial(ours_dqn, hidden_size),
-            partial(sb3_dqn, 1, hidden_size),
-            partial(sb3_dqn, NUM_ENVS, hidden_size),
-        ]
+    for name in arguments.settings:
+        sides: list[Side] = [partial(ours_dqn, name), partial(sb3_dqn, 1, name), partial(sb3_dqn, NUM_ENVS, name)]
         results += in_turns(sides, chunks=arguments.repeats, steps_per_chunk=arguments.steps)
     table = summarise(results)
     print(f"\n{platform.processor() or platform.machine()}, torch {torch.__version__}, medians of {arguments.repeats}")

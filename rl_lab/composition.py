@@ -28,15 +28,23 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rl_lab.config_files import (
+    PACKAGE_CONFIGS,
+    USER_CONFIGS,
+    Config,
+    config_directories,
+    experiment_files,
+    find,
+    paths_of,
+    read,
+)
 from rl_lab.types import ConfigError, Phase, did_you_mean
 from rl_lab.utils.yaml_comments import comments_of_keys
 
-Config = dict[str, Any]
-PACKAGE_CONFIGS = Path(__file__).parent / "configs"
 DEFAULT_EXPERIMENT = "ppo_cartpole"
-USER_CONFIGS = Path("configs")
 PHASES = "training.phases"
 LATE_GROUPS = ("memory", "task", "preset")  # whose files may name another class for a block
+PART_GROUPS = ("memory", "q_values", "replay")  # of which an experiment may have made its own choice
 HYDRA_FUNCTIONS = create_functions().functions  # choice(...), range(...), int(...), and so on
 
 
@@ -86,6 +94,7 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
         composed = _compose([*head, *(str(item.input_line) for item in values)], config_dir)
     _keep_chosen_environment(composed, parsed, config_dir)
     config = _plain(composed, resolve=True)
+    _forget_replaced_choices(config, chosen, parsed, config_dir)
     _start_replaced_blocks_afresh(config, chosen, parsed, config_dir)
     if (ratio := config["training"].pop("updates_per_step", None)) is not None:  # a task's: PPO's phases have none
         for phase in [each for each in config["training"]["phases"] if each.get("updates_per_step") is not None]:
@@ -130,17 +139,6 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=120)
 
 
-def from_yaml(text: str, *, place: str) -> Config:
-    """A saved config.yaml; anything but a mapping of plain data is refused."""
-    try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{place} is not valid YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{place} does not hold a config (a mapping of blocks).")
-    return config
-
-
 def _keep_chosen_environment(composed: Any, overrides: Sequence[Override], config_dir: Path | None) -> None:
     """An environment chosen by name, or by a task, replaces the experiment's own; how many run is up to the rest."""
     chosen = {str(item.key_or_group): str(item.value()) for item in overrides}
@@ -151,14 +149,34 @@ def _keep_chosen_environment(composed: Any, overrides: Sequence[Override], confi
         num_envs = composed.environment.num_envs
         composed.environment = _compose(own, config_dir).environment
         composed.environment.num_envs = num_envs
-    if {"environment", "task"} <= chosen.keys() and (file := _find(f"task/{task}.yaml", config_dir)) is not None:
-        offered = set(_paths(_plain(_compose([f"environment={chosen['environment']}"], config_dir), resolve=False)))
-        for path in _paths({"environment": _read(file).get("environment", {})}):
+    if {"environment", "task"} <= chosen.keys() and (file := find(f"task/{task}.yaml", config_dir)) is not None:
+        offered = set(paths_of(_plain(_compose([f"environment={chosen['environment']}"], config_dir), resolve=False)))
+        for path in paths_of({"environment": read(file).get("environment", {})}):
             if path not in offered:
                 raise ConfigError(
                     f"task={task} does not fit environment={chosen['environment']}, which has no {path}. "
                     "Leave one of the two out, or choose an environment of the task's kind."
                 )
+
+
+def _forget_replaced_choices(
+    config: Config, experiment: str | None, overrides: Sequence[Override], config_dir: Path | None
+) -> None:
+    """The keys of a choice that the command line replaced go with it: no range of returns without a distribution."""
+    named = {str(item.key_or_group): str(item.value()) for item in overrides}
+    entries = [entry for file in experiment_files(experiment, config_dir) for entry in read(file).get("defaults", [])]
+    own = {group: option for entry in entries if isinstance(entry, dict) for group, option in entry.items()}
+    for group in [group for group in PART_GROUPS if group in named and f"override /{group}" in own]:
+        choices = own[f"override /{group}"], named[group]
+        replaced, chosen = (find(f"{group}/{choice}.yaml", config_dir) for choice in choices)
+        if replaced is None or chosen is None:
+            continue
+        for path in {*paths_of(read(replaced))} - {*paths_of(read(chosen))} - named.keys():
+            *parents, last = path.split(".")
+            block: Any = config
+            for part in parents:
+                block = block.get(part, {}) if isinstance(block, dict) else {}
+            block.pop(last, None)
 
 
 def _start_replaced_blocks_afresh(
@@ -169,9 +187,9 @@ def _start_replaced_blocks_afresh(
     The keys of the old class are not those of the new one.
     """
     chosen = {str(item.key_or_group): str(item.value()) for item in overrides}
-    files: list[Path | None] = [*_experiment_files(experiment, config_dir)]
-    files += [_find(f"{group}/{chosen[group]}.yaml", config_dir) for group in LATE_GROUPS if group in chosen]
-    named = {path for file in files if file is not None for path in _paths(_read(file))}
+    files: list[Path | None] = [*experiment_files(experiment, config_dir)]
+    files += [find(f"{group}/{chosen[group]}.yaml", config_dir) for group in LATE_GROUPS if group in chosen]
+    named = {path for file in files if file is not None for path in paths_of(read(file))}
     named |= {str(item.key_or_group) for item in overrides}
     for path in [path.removesuffix("._target_") for path in named if path.endswith("._target_")]:
         block: Any = config
@@ -182,27 +200,8 @@ def _start_replaced_blocks_afresh(
                 del block[key]
 
 
-def _experiment_files(experiment: str | None, config_dir: Path | None) -> Iterator[Path]:
-    """The file of an experiment and of the experiments it builds on."""
-    file = _find(f"experiment/{experiment}.yaml", config_dir) if experiment else None
-    if file is None:
-        return
-    yield file
-    for entry in _read(file).get("defaults", []):
-        if isinstance(entry, str) and entry != "_self_":
-            yield from _experiment_files(entry, config_dir)
-
-
-def _find(name: str, config_dir: Path | None) -> Path | None:
-    return next((d / name for d in _config_directories(config_dir) if (d / name).is_file()), None)
-
-
-def _read(file: Path) -> Config:
-    return from_yaml(file.read_text(), place=str(file))
-
-
 def _compose(overrides: Sequence[str], config_dir: Path | None, *, with_hydra: bool = False) -> Any:
-    UserConfigs.directories = _config_directories(config_dir)[:-1]
+    UserConfigs.directories = config_directories(config_dir)[:-1]
     Plugins.instance().register(UserConfigs)
     GlobalHydra.instance().clear()
     try:
@@ -223,18 +222,10 @@ class UserConfigs(SearchPathPlugin):
             search_path.prepend(provider="user", path=f"file://{directory}")
 
 
-def _config_directories(config_dir: Path | None) -> list[Path]:
-    """Where configs are looked for: the user's own folder first, then the package's."""
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError(f"--config-dir {config_dir} is not a folder.")
-    user = (config_dir or USER_CONFIGS).resolve()
-    return [user, PACKAGE_CONFIGS] if user.is_dir() and user != PACKAGE_CONFIGS else [PACKAGE_CONFIGS]
-
-
 def _groups(config_dir: Path | None) -> dict[str, list[str]]:
     """Every config group and its options: {'algorithm': ['ppo', ...], ...}."""
     groups: dict[str, list[str]] = {}
-    for directory in _config_directories(config_dir):
+    for directory in config_directories(config_dir):
         for file in sorted(directory.rglob("*.yaml")):
             path = file.relative_to(directory)
             for depth in range(1, len(path.parts)):
@@ -299,16 +290,8 @@ def _check_key(key: str, config: Config, groups: Sequence[str] | dict[str, list[
 
 def _anywhere(name: str, config: Config) -> str:
     """A hint for a key given without its block: `discount` -> `algorithm.discount`."""
-    found = [path for path in _paths(config) if path.rsplit(".", 1)[-1] == name]
+    found = [path for path in paths_of(config) if path.rsplit(".", 1)[-1] == name]
     return f" Did you mean '{found[0]}'?" if found else ""
-
-
-def _paths(config: Any, prefix: str = "") -> Iterator[str]:
-    if isinstance(config, dict):
-        for key, value in config.items():
-            path = f"{prefix}.{key}" if prefix else str(key)
-            yield path
-            yield from _paths(value, path)
 
 
 def _override_phase(config: Config, key: str, value: Any) -> None:
@@ -394,7 +377,7 @@ def _resolve_experiment(
 def list_experiments(config_dir: Path | None = None) -> list[ExperimentInfo]:
     """Every named experiment, read from the files without composing them."""
     found: dict[str, ExperimentInfo] = {}
-    for directory in _config_directories(config_dir):
+    for directory in config_directories(config_dir):
         for file in sorted((directory / "experiment").rglob("*.yaml")):
             name = file.relative_to(directory / "experiment").with_suffix("").as_posix()
             found.setdefault(name, _read_info(name, directory))
@@ -405,16 +388,16 @@ def _read_info(name: str, directory: Path) -> ExperimentInfo:
     chosen = {"algorithm": "ppo", "environment": "gymnasium"}
     content: Config = {}
     environment = None
-    for part in reversed(list(_experiment_files(name, directory))):  # what it builds on first
-        content = _read(part)
+    for part in reversed(list(experiment_files(name, directory))):  # what it builds on first
+        content = read(part)
         for entry in content.get("defaults", []):
             if isinstance(entry, dict):
                 for group, option in entry.items():
                     chosen[group.removeprefix("override ").strip().lstrip("/")] = str(option)
         environment = content.get("environment", {}).get("id", environment)
     if environment is None:
-        group_file = _find(f"environment/{chosen['environment']}.yaml", directory)
-        environment = None if group_file is None else _read(group_file).get("id")
+        group_file = find(f"environment/{chosen['environment']}.yaml", directory)
+        environment = None if group_file is None else read(group_file).get("id")
     description = content.get("experiment", {}).get("description", "")
     return ExperimentInfo(name, chosen["algorithm"], str(environment or "?"), str(description))
 
@@ -463,7 +446,7 @@ def _documentation(
     for file in _files_in_order(experiment, overrides, config_dir):
         comments = documented_keys(file)
         if key in comments:
-            directory = next(each for each in _config_directories(config_dir) if file.is_relative_to(each))
+            directory = next(each for each in config_directories(config_dir) if file.is_relative_to(each))
             documentation, source = comments[key] or documentation, file.relative_to(directory).as_posix()
     return documentation, source
 
@@ -480,11 +463,11 @@ def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir
         picked.append(f"environment={choices['environment']}")  # a task replaces the experiment's own
     for group, option in sorted(order, key=lambda choice: f"{choice[0]}={choice[1]}" in picked):
         if group == "experiment":
-            yield from reversed(list(_experiment_files(option, config_dir)))
-        elif (file := _find(f"{group}/{option}.yaml".lstrip("/"), config_dir)) is not None:
-            for entry in _read(file).get("defaults", []):  # environment/dmc/walker_walk builds on /environment/dmc
+            yield from reversed(list(experiment_files(option, config_dir)))
+        elif (file := find(f"{group}/{option}.yaml".lstrip("/"), config_dir)) is not None:
+            for entry in read(file).get("defaults", []):  # environment/dmc/walker_walk builds on /environment/dmc
                 if isinstance(entry, str) and entry.endswith("@_here_"):
-                    yield Path(f"{_find(entry[1:].removesuffix('@_here_') + '.yaml', config_dir)}")
+                    yield Path(f"{find(entry[1:].removesuffix('@_here_') + '.yaml', config_dir)}")
             yield file
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_lab.collection.evaluator import Evaluator
-from rl_lab.composition import from_yaml
+from rl_lab.config_files import from_yaml
 from rl_lab.environments.base import Environment
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.manifest import check_manifest_versions

@@ -25,13 +25,23 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "types": (),
     "utils": (),
     "configs": (),
-    "composition": ("types", "utils"),
+    "config_files": ("types",),
+    "composition": ("config_files", "types", "utils"),
     "collection": ("environments.base", "types", "utils"),
     "workflows": ("components", "training", "types"),
     "orchestration": (
         *("workflows.base", "collection", "buffers.base", "runs", "metrics", "training.world", "types", "utils"),
     ),
-    "cli": ("", "api", "dreams", "wiring", "composition", "runs", "types"),  # "": the package itself, for its version
+    "cli": (
+        "",
+        "api",
+        "dreams",
+        "wiring",
+        "composition",
+        "config_files",
+        "runs",
+        "types",
+    ),  # "": the package itself, for its version
     "__init__": ("api", "dreams", "policy"),
     "__main__": ("cli",),
 }

@@ -20,7 +20,8 @@ from rl_lab.wiring import build
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "bincount", "_unique2")
 SMALL = ["preset=debug", "evaluation.final_episodes=0", "training.limit_cycles=null"]
 CASES = {
-    "dqn": ["dqn_cartpole"],
+    "dqn": ["dqn_cartpole", "q_values=expected"],
+    "dqn_categorical": ["dqn_cartpole"],
     "dqn rainbow": ["dqn_cartpole_rainbow"],
     "sac": ["sac_pendulum"],
     "dreamer": ["dreamer_v3_cartpole"],
@@ -64,8 +65,7 @@ class Watched:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts and learning rates in tensors, and none of the short cuts that only CPUs take."""
-    monkeypatch.setattr(fused, "can_fuse", lambda features: False)
-    monkeypatch.setattr(fused, "can_only_act", lambda features: False)
+    monkeypatch.setattr(fused, "is_plain", lambda features: False)
     monkeypatch.setattr(soft_losses, "_plain_networks", lambda critic, features: None)
     monkeypatch.setattr(optimizer, "divisor_to", lambda limit, norm: (norm / limit).clamp_(min=1.0))
 

@@ -13,11 +13,11 @@ from rl_lab.composition import (
     compose,
     documented_keys,
     explain,
-    from_yaml,
     list_experiments,
     split_sweep,
     to_yaml,
 )
+from rl_lab.config_files import from_yaml
 from rl_lab.types import ConfigError
 
 
@@ -129,6 +129,13 @@ def test_groups_are_chosen_by_name() -> None:
 def test_the_command_line_speaks_after_the_preset() -> None:
     assert compose(None, ["preset=debug", "environment.num_envs=5"])["environment"]["num_envs"] == 5
     assert compose(None, ["environment.num_envs=5", "preset=debug"])["environment"]["num_envs"] == 5
+
+
+def test_the_keys_of_a_choice_that_is_replaced_go_with_it() -> None:
+    """The experiment's own choice is a distribution on 0 to 100: an expected value has no such range."""
+    assert compose("dqn_cartpole")["components"]["q_values"]["highest"] == 100.0
+    replaced = compose("dqn_cartpole", ["q_values=expected"])["components"]["q_values"]
+    assert "highest" not in replaced and replaced["hidden_sizes"] == [128, 128]
 
 
 def test_a_task_replaces_the_environment_of_the_experiment_and_the_command_line_that_of_the_task() -> None:

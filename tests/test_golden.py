@@ -57,7 +57,11 @@ CASES = {
         "algorithm.target_kl=0.5",
     ],
     "reinforce": ["reinforce_cartpole", "training.phases.train.duration_cycles=12"],
-    "dqn": ["dqn_cartpole", *DQN],
+    "dqn": [
+        *("dqn_cartpole", "q_values=expected", "algorithm.n_step=3", "algorithm.target_rate=0.005"),
+        *("training.phases.train.updates_per_step=1.0", *DQN),
+    ],
+    "dqn_categorical": ["dqn_cartpole", *DQN],
     "dqn_rainbow": ["dqn_cartpole_rainbow", *DQN],
     "dqn_quantiles_masked": ["rl_lab/MaskedChain-v0:dqn", "q_values=quantile", *DQN],
     "dqn_pixels": ["rl_lab/PixelCatch-v0:dqn", "buffers.replay.batch_size=16", *DQN],

@@ -7,7 +7,7 @@ a slot nobody has written, or a row whose sequence would cross the write head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nextafter
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from rl_lab.buffers.replay import ReplayBuffer, split
 from rl_lab.buffers.rows import as_array
 from rl_lab.types import Batch, ConfigError, EnvSpec, StateTree
 
-_FAN_OUT = 16  # children of a node: few numpy calls per level, and little summed in vain; `_count` relies on it
+_FAN_OUT = 16  # children of a node: few numpy calls per level, and little summed in vain
 _JUST_BELOW_1 = float(np.nextafter(1.0, 0.0))
 _WIDEST_TOP = 4096  # nodes that one cumulative sum covers faster than another level would
 
@@ -31,6 +31,7 @@ class SumTree:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._firsts = np.arange(0)
         self._levels = [np.zeros(_padded(size))]
         while len(self._levels[-1]) > _WIDEST_TOP:
             self._levels.append(np.zeros(_padded(len(self._levels[-1]) // _FAN_OUT)))
@@ -54,23 +55,32 @@ class SumTree:
 
     def find(self, fraction: np.ndarray) -> np.ndarray:
         """The leaves at these fractions, 0 up to 1, of the whole mass; never one without mass."""
-        top = _cumulative(self._levels[-1])
-        assert top[-1] > 0, "nothing to draw: every priority is 0"
-        rest = np.minimum(fraction * top[-1], np.nextafter(top[-1], 0))
+        nodes = self._levels[-1]
+        top = _cumulative(nodes)
+        whole = float(top[-1])
+        assert whole > 0, "nothing to draw: every priority is 0"
+        rest = np.minimum(fraction * whole, nextafter(whole, 0.0))
         node = top.searchsorted(rest, side="right")
-        rest -= top[node] - self._levels[-1][node]
-        first = np.arange(0, len(rest) * _FAN_OUT, _FAN_OUT)
+        rest -= top.take(node) - nodes.take(node)
+        first = self._first_children(len(rest))
         for below in reversed(self._levels[:-1]):
             blocks = below.reshape(-1, _FAN_OUT).take(node, axis=0)
             cumulative = _cumulative(blocks)
             # Rounding may leave a rest beside its block: pulled inside, it meets a child that has mass.
-            rest = np.maximum(np.minimum(rest, cumulative[:, -1] * _JUST_BELOW_1), 0.0)
-            child = _count(cumulative <= rest[:, None])
+            np.minimum(rest, cumulative[:, -1] * _JUST_BELOW_1, out=rest)
+            np.maximum(rest, 0.0, out=rest)
+            child = (cumulative <= rest[:, None]).argmin(1)  # the first that reaches beyond the rest
             node = node * _FAN_OUT + child
             if below is not self._levels[0]:
-                flat = first + child
-                rest -= cumulative.ravel().take(flat) - blocks.ravel().take(flat)
+                child += first
+                rest -= cumulative.take(child) - blocks.take(child)
         return node
+
+    def _first_children(self, count: int) -> np.ndarray:
+        """Where each of so many blocks begins when they lie one after the other."""
+        if len(self._firsts) != count:
+            self._firsts = np.arange(0, count * _FAN_OUT, _FAN_OUT)
+        return self._firsts
 
     def rebuild(self, leaves: np.ndarray) -> None:
         """Take over all leaves at once."""
@@ -87,12 +97,6 @@ def _sums(blocks: np.ndarray) -> np.ndarray:
 def _cumulative(blocks: np.ndarray) -> np.ndarray:
     """Along the last axis; a third of numpy's time."""
     return torch.from_numpy(blocks).cumsum(dim=-1).numpy()
-
-
-def _count(is_true: np.ndarray) -> np.ndarray:
-    """How many of each 16 are true: eight flags at once are the bits of one number, a third of a search's time."""
-    halves = np.bitwise_count(is_true.view(np.uint64))
-    return halves[:, 0].astype(np.int64) + halves[:, 1]
 
 
 def _padded(count: int) -> int:
@@ -131,14 +135,16 @@ class StartPriorities:
 
     def update(self, leaf: np.ndarray, is_there: np.ndarray | None, priority: np.ndarray) -> None:
         """New priorities of starts; what is no start any more is passed over. `is_there` None: all of them are."""
-        stored = (np.abs(priority.astype(np.float64)) + self.epsilon) ** self.alpha
-        assert isfinite(stored.sum()), "a priority is not finite"
+        stored = np.abs(priority, dtype=np.float64)
+        stored += self.epsilon
+        stored **= self.alpha
+        assert isfinite(np.add.reduce(stored)), "a priority is not finite"
         if is_there is not None:
             is_start = is_there & (self.tree.leaves.take(leaf) > 0)
             leaf, stored = leaf[is_start], stored[is_start]
         if len(leaf):
             self.tree.set(leaf, stored)
-            self.largest = max(self.largest, float(stored.max()))
+            self.largest = max(self.largest, float(np.maximum.reduce(stored)))
 
     def clear(self) -> None:
         self.tree.rebuild(np.zeros(self.tree.size))
@@ -181,7 +187,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise ConfigError(
                 f"Replay: beta is {self.beta}; allowed is 0 (no correction) to 1 (whole). Write beta: 0.4."
             )
-        self._strata = np.arange(self.batch_size)
+        self._strata = np.arange(self.batch_size, dtype=np.float64)
         self._drawn: tuple[Tensor | None, np.ndarray, int] = (None, self._strata, 0)  # the last batch: index and leaves
         self._priorities = StartPriorities(
             num_envs=self.num_envs, slots_per_env=self.slots_per_env, alpha=self.alpha, epsilon=self.epsilon
@@ -198,13 +204,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """B starts, one from each B-th of the whole priority, and T consecutive rows from each."""
         self._store_waiting()
         assert self._num_starts > 0, "too few rows to sample"
-        fraction = (self._strata + self._random.random(self.batch_size)) / self.batch_size
+        fraction = self._random.random(self.batch_size)
+        fraction += self._strata
+        fraction /= self.batch_size
         leaf = self._priorities.tree.find(fraction)
         env_index, slot = split(leaf, self.slots_per_env)
         batch = self._read(env_index, slot, self.sequence_length)
         mass = self._priorities.tree.leaves.take(leaf)
         batch["index"] = self._index_of(env_index, self._time_at(slot))
-        batch["weight"] = torch.from_numpy((mass.min() / mass).astype(np.float32) ** np.float32(self.beta))
+        weight = (np.minimum.reduce(mass) / mass).astype(np.float32)
+        weight **= np.float32(self.beta)
+        batch["weight"] = torch.from_numpy(weight)
         self._drawn = (batch["index"], leaf, self._booked)
         return batch
 

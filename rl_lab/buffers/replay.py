@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ _CPU = torch.device("cpu")
 STORAGES = ("cpu", "pinned", "gpu", "disk")
 _MOST_WAITING_ROWS, _MOST_WAITING_BYTES = 128, 2**20
 _STARTS_LOOKED_AT = 16  # by ready(): as many consecutive ends are no environment's rows
+_FEWEST_AHEAD, _MOST_AHEAD = 8, 16  # batches drawn at once: fewer save nothing, more would not stay in a core's cache
+_MOST_AHEAD_BYTES = 2**15  # of such a batch: copying a larger one takes longer than asking for it
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -269,7 +271,7 @@ class Replay:
             is_last = self._ring.view("is_last").reshape(-1)  # in place: environments follow each other
             slots, begin = self.slots_per_env, self._begin
             bad = is_last[env_index * slots + (offset + begin) % slots].nonzero()[0]
-            assert not len(bad) or self._has_start(), "too few rows to sample"
+            assert len(bad) < count or self._has_start(), "too few rows to sample"
             while len(bad):
                 env_index[bad], offset[bad] = self._draw_any(len(bad))
                 bad = bad[is_last[env_index[bad] * slots + (offset[bad] + begin) % slots]]
@@ -289,6 +291,8 @@ class Replay:
 
     def _time_at(self, slot: np.ndarray) -> np.ndarray:
         first_slot = self._begin % self.slots_per_env
+        if first_slot == 0:  # until the ring is full
+            return slot + self._begin
         return slot + (self._begin - first_slot) + (slot < first_slot) * self.slots_per_env
 
     def _index_of(self, env_index: np.ndarray, time: np.ndarray) -> Tensor:
@@ -323,7 +327,7 @@ class Replay:
             "pending_keys": list(self._pending_keys),
             "bfloat16_keys": sorted(self._bfloat16_keys),
             **self._get_rows(),
-            "random": _generator_state(self._random),
+            "random": _as_plain(self._random.bit_generator.state),
         }
 
     def _get_rows(self) -> dict[str, StateTree]:
@@ -386,13 +390,64 @@ class ReplayBuffer(Replay):
             raise ConfigError(f"Replay: n_step is {self.n_step}; write a whole number of at least 1.")
         self.sequence_length = self.n_step + 1
         super().__post_init__()
+        self._ahead: list[tuple[Batch, Any]] = []  # not yet taken, the next one last; the generator's state after each
+        self._state_taken: Any = None  # the generator's after the last batch that was taken
+        self._rows_there: tuple[int, int] | None = None  # the times between which batches were drawn
+        self._last_burst = self._burst = 0  # batches taken between the last two changes of the rows, and since then
+        self._most_ahead = 0  # known from the first batch on
 
     def sample(self) -> Batch:
-        """T consecutive rows from each of B starts, uniformly over all of them."""
+        """T consecutive rows from each of B starts, uniformly over all of them.
+
+        Batches are drawn several at once while no rows come. Nobody can tell: those that nobody took were never drawn.
+        """
         self._store_waiting()
         assert self._num_starts > 0, "too few rows to sample"
-        env_index, time = self._draw_uniform(self.batch_size)
+        rows_there = (self._forgotten, self._end)
+        if rows_there != self._rows_there:
+            if self._ahead:  # they know nothing of the rows that came or went
+                self._random.bit_generator.state, self._ahead = self._state_taken, []
+            self._rows_there, self._last_burst, self._burst = rows_there, self._burst, 0
+        if not self._ahead:
+            self._draw_ahead(self._batches_expected())
+        self._burst += 1
+        batch, self._state_taken = self._ahead.pop()
+        return batch
+
+    def _batches_expected(self) -> int:
+        """Before rows come again: as many as the last time, and beyond that as many again."""
+        left = self._last_burst - self._burst
+        expected = min(left if left > 0 else self._burst, self._most_ahead)
+        return expected if expected >= _FEWEST_AHEAD else 1
+
+    def _draw_ahead(self, count: int) -> None:
+        """Read several small batches at once: a batch alone takes longer to be asked for than to be copied."""
+        if count == 1:
+            rows = self._rows_from(*self._draw_uniform(self.batch_size))
+            self._ahead = [(rows, None)]
+            if self._most_ahead == 0:
+                is_small = sum(value.nbytes for value in rows.values()) <= _MOST_AHEAD_BYTES
+                self._most_ahead = _MOST_AHEAD if is_small else 1
+            return
+        starts, states = [], []
+        for _ in range(count):
+            starts.append(self._draw_uniform(self.batch_size))
+            states.append(self._random.bit_generator.state)
+        rows = self._rows_from(*(np.concatenate(each) for each in zip(*starts, strict=True)))
+        parts = [value.split(self.batch_size) for value in rows.values()]
+        batches = [dict(zip(rows, batch, strict=True)) for batch in zip(*parts, strict=True)]
+        self._ahead = list(zip(batches, states, strict=True))[::-1]
+
+    def _rows_from(self, env_index: np.ndarray, time: np.ndarray) -> Batch:
         return self._read(env_index, time % self.slots_per_env, self.sequence_length)
+
+    def get_state(self) -> StateTree:
+        state = super().get_state()
+        return {**state, "random": _as_plain(self._state_taken)} if self._ahead else state
+
+    def set_state(self, state: StateTree) -> None:
+        super().set_state(state)
+        self._ahead = []
 
 
 def split(number: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -401,8 +456,8 @@ def split(number: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     return quotient, number - quotient * size
 
 
-def _generator_state(generator: np.random.Generator) -> StateTree:
-    state = generator.bit_generator.state
+def _as_plain(state: Any) -> StateTree:
+    """What numpy tells of its generator, as a checkpoint holds it."""
     words = {name: str(value) for name, value in state["state"].items()}  # 128 bits: more than a tensor's number holds
     return {**words, "has_uint32": state["has_uint32"], "uinteger": state["uinteger"]}
 

@@ -11,9 +11,10 @@ Both activations know their slope from their own output, so nothing but the h_i 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,22 +53,20 @@ class Stack:
 
 def can_fuse(features: Tensor) -> bool:
     """Learning from plain float32 rows on a CPU; everything else goes layer by layer."""
-    return (
-        torch.is_grad_enabled()
-        and features.dtype is torch.float32
-        and features.device.type == "cpu"
-        and features.numel() >= FEWEST_ROWS * features.shape[-1]
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-    )
+    is_enough = features.numel() >= FEWEST_ROWS * features.shape[-1]
+    return torch.is_grad_enabled() and is_enough and is_plain(features)
 
 
 def can_only_act(features: Tensor) -> bool:
     """A few plain float32 rows on a CPU and nothing to learn from them."""
+    return not torch.is_grad_enabled() and is_plain(features)
+
+
+def is_plain(features: Tensor) -> bool:
+    """float32 on a CPU, to be computed in float32 there and now."""
     return (
-        not torch.is_grad_enabled()
-        and features.dtype is torch.float32
-        and features.device.type == "cpu"
+        features.dtype is torch.float32
+        and features.is_cpu
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
@@ -170,6 +169,37 @@ def backward_stacks(
         if needs_features:
             features_gradient = gradient if features_gradient is None else features_gradient + gradient
     return found, features_gradient
+
+
+class Known(NamedTuple):
+    """What a loss that knows its gradients wants changed; they lie one after the other in `flat`, too."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    flat: Tensor
+
+
+class GradientRoom:
+    """Memory for the gradients of all layers that learn, the same for every loss: it stays in a core's cache.
+
+    What lies in it is overwritten by the next loss: change the parameters before.
+    """
+
+    def __init__(self, layers: Sequence[Tensor]) -> None:
+        self.layers, self.learns = list(layers), [layer.requires_grad for layer in layers]
+        parameters = [layer for layer in layers if layer.requires_grad]
+        flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
+        parts = flat.split([parameter.numel() for parameter in parameters])
+        gradients = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+        self.known = Known(parameters, gradients, flat)
+        own = iter(gradients)
+        self.places = [next(own) if learns else None for learns in self.learns]  # one for each layer
+        self.arrays = [None if place is None else place.numpy() for place in self.places]
+
+    def fits(self, layers: Sequence[Tensor]) -> bool:
+        """Whether it was made for these; a phase may have frozen some since."""
+        is_same = len(layers) == len(self.layers) and all(map(operator.is_, layers, self.layers))
+        return is_same and self.learns == [layer.requires_grad for layer in layers]
 
 
 def add_to_gradients(found: Sequence[tuple[Tensor, Tensor]], factor: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The temporal-difference loss of plain Q networks with its gradient, as one autograd node, for training on CPUs.
+"""The temporal-difference loss of plain Q networks together with its gradient, for training on CPUs.
 
 With e_b = Q(s_b, a_b) - target_b and c_b = e_b cut to the Huber threshold (uncut: half the squared error everywhere),
 
@@ -19,26 +19,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import Function
 
 from rl_lab.components import fused
 from rl_lab.components.encoders import ObservationEncoder
-from rl_lab.components.fused import Stack
+from rl_lab.components.fused import GradientRoom, Known, Stack
 from rl_lab.components.q_values import QValues
 from rl_lab.components.transitions import n_step_transitions
+from rl_lab.components.workbench import slope as slope_before
 from rl_lab.types import Batch
 
 MOST_PRODUCTS = 2 * fused.MOST_PRODUCTS  # of one matrix product in numpy; its BLAS wakes threads for more
+MOST_NUMBERS = 2**13  # of one array that numpy activates; torch, whose calls cost more each, is faster beyond
 
 _NOTHING = np.float32(0.0)
 
 
 class ValueLoss(NamedTuple):
-    """The mean loss, how wrong each transition was `[B]`, and the mean of all values."""
+    """The mean loss, how wrong each transition was `[B]`, the mean of all values, and what the loss wants changed."""
 
-    loss: Tensor
+    loss: float
     priority: Tensor
     value_mean: float
+    known: Known
 
 
 class Transitions(NamedTuple):
@@ -59,13 +61,8 @@ class PlainValues:
         is_plain = isinstance(encoder, ObservationEncoder) and not encoder.has_layers and type(head) is QValues
         self.key: str | None = encoder.plain_key if is_plain else None
         self.head, self.slow_head = head, slow_head
-
-    def stacks(self, batch: Batch) -> tuple[list[Stack], list[Stack]] | None:
-        """The layers of both, where the one node can stand for learning from this batch."""
-        if self.key is None or len(batch["reward"]) < fused.FEWEST_ROWS or not fused.can_fuse(batch[self.key]):
-            return None
-        learning, slow = _stacks(self.head), _stacks(self.slow_head)
-        return None if learning is None or slow is None else (learning, slow)
+        self._room: GradientRoom | None = None
+        self._first_of_row = np.arange(0)  # [B]: where each row's values begin when all are one after the other
 
     def loss(
         self, batch: Batch, *, discount: float, reward_clip: float | None = None, double: bool = False
@@ -74,35 +71,38 @@ class PlainValues:
 
         The next action is the target network's own choice, or the learning network's if `double`.
         """
-        stacks = self.stacks(batch)
-        if stacks is None:
+        if self.key is None or not (torch.is_grad_enabled() and fused.is_plain(batch[self.key])):
             return None
-        assert self.key is not None
-        learning, slow = stacks
+        learning, slow = _stacks(self.head), _stacks(self.slow_head)
+        if learning is None or slow is None:
+            return None
         rows = self._transitions(batch, discount, reward_clip)
-        every = np.arange(len(rows.action))
-        next_values = _values(_through(rows.next_features, slow))
-        chooser = _values(_through(rows.next_features, learning)) if double else next_values
+        arrays_of, slow_arrays_of = ([stack.arrays() for stack in stacks] for stacks in (learning, slow))
+        activation = learning[0].activation
+        next_values = _values(_through(rows.next_features, slow_arrays_of, activation))
+        chooser = _values(_through(rows.next_features, arrays_of, activation)) if double else next_values
         if rows.next_mask is not None:
             chooser = np.where(rows.next_mask, chooser, np.float32(-np.inf))
-        target = next_values[every, chooser.argmax(1)]
+        first_of_row = self._firsts(*chooser.shape)
+        target = next_values.take(first_of_row + chooser.argmax(1))
         target *= rows.discount
         target += rows.reward
 
-        hidden_of = _through(rows.features, learning)
-        values, taken = _values(hidden_of), (every, rows.action)
-        error = values[taken] - target
-        slope, limit, share = error, self.head.huber_threshold, 1.0 / len(every)
+        hidden_of = _through(rows.features, arrays_of, activation)
+        values, taken = _values(hidden_of), first_of_row + rows.action
+        error = values.take(taken) - target
+        slope, limit, share = error, self.head.huber_threshold, np.float32(1.0 / len(error))
         if limit is not None:
             slope = np.minimum(np.maximum(error, np.float32(-limit)), np.float32(limit))
         rest = error - np.float32(0.5) * slope
-        slope = slope * (np.float32(share) if "weight" not in batch else batch["weight"].numpy() * np.float32(share))
+        slope = slope * (share if "weight" not in batch else batch["weight"].numpy() * share)
         values_slope = np.zeros(values.shape, np.float32)
-        values_slope[taken] = slope
-        gradients = _gradients(learning, hidden_of, values_slope)
-        named = gradients[0][0] if gradients else batch[self.key]  # a phase may have frozen everything
-        loss = _KnownGradients.apply(named, float(slope @ rest), gradients)  # type: ignore[no-untyped-call]
-        return ValueLoss(loss, torch.from_numpy(np.abs(error)), float(np.add.reduce(values, axis=None)) / values.size)
+        values_slope.reshape(-1)[taken] = slope
+        room = self._room_for(learning)
+        _go_back(arrays_of, activation, hidden_of, values_slope, room.arrays)
+        value_mean = float(np.add.reduce(values, axis=None)) / values.size
+        priority = torch.from_numpy(np.abs(error))
+        return ValueLoss(float(slope @ rest), priority, value_mean, room.known)
 
     def _transitions(self, batch: Batch, discount: float, reward_clip: float | None) -> Transitions:
         assert self.key is not None
@@ -121,23 +121,16 @@ class PlainValues:
         next_mask = None if masks is None else masks[place]
         return Transitions(observed[:, 0], action[:, 0], reward, factor, observed[place], next_mask)
 
+    def _firsts(self, num_rows: int, num_actions: int) -> np.ndarray:
+        if len(self._first_of_row) != num_rows:
+            self._first_of_row = np.arange(0, num_rows * num_actions, num_actions)
+        return self._first_of_row
 
-class _KnownGradients(Function):
-    """A loss whose gradients are there already: what is left for the way back is a factor.
-
-    It stands for all parameters but names only one of them to autograd (`fused.add_to_gradients`); an Optimizer takes
-    its `known_gradients` without asking autograd at all.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, one_of_them: Tensor, loss: float, gradients: list[tuple[Tensor, Tensor]]) -> Tensor:
-        ctx.known_gradients = gradients
-        return torch.scalar_tensor(loss)
-
-    @staticmethod
-    def backward(ctx: Any, factor: Tensor) -> tuple[None, ...]:  # type: ignore[override]
-        fused.add_to_gradients(ctx.known_gradients, factor)
-        return None, None, None
+    def _room_for(self, stacks: list[Stack]) -> GradientRoom:
+        layers = [layer for stack in stacks for layer in stack.layers]
+        if self._room is None or not self._room.fits(layers):
+            self._room = GradientRoom(layers)
+        return self._room
 
 
 def _stacks(head: QValues) -> list[Stack] | None:
@@ -146,22 +139,31 @@ def _stacks(head: QValues) -> list[Stack] | None:
     return stacks if len(stacks) == len(networks) else None
 
 
-def _through(rows: np.ndarray, stacks: Sequence[Stack]) -> list[list[np.ndarray]]:
-    """For each stack: the rows `[B, F]`, then what every layer makes of them."""
+def _through(rows: np.ndarray, arrays_of: Sequence[list[np.ndarray]], activation: str) -> list[list[np.ndarray]]:
+    """For each stack's arrays: the rows `[B, F]`, then what every layer makes of them."""
     hidden_of = []
-    for stack in stacks:
-        arrays, last, hidden = stack.arrays(), len(stack.layers) - 2, [rows]
+    for arrays in arrays_of:
+        last, hidden = len(arrays) - 2, [rows]
         for i in range(0, last + 2, 2):
-            after = _product(hidden[-1], arrays[i])
-            after += arrays[i + 1]
-            if i < last:  # heads end with a bare layer
-                if stack.activation == "tanh":
-                    np.tanh(after, out=after)
-                else:
-                    np.maximum(after, _NOTHING, out=after)
-            hidden.append(after)
+            hidden.append(_layer(hidden[-1], arrays[i], arrays[i + 1], activation if i < last else ""))  # a bare end
         hidden_of.append(hidden)
     return hidden_of
+
+
+def _layer(before: np.ndarray, weight: np.ndarray, bias: np.ndarray, activation: str) -> np.ndarray:
+    """Rows `[B, in]` by a weight `[in, out]`, plus the bias, activated."""
+    is_small = len(before) * weight.size <= MOST_PRODUCTS and len(before) * len(bias) <= MOST_NUMBERS
+    if is_small:
+        after = before @ weight
+        after += bias
+    else:
+        sums = torch.addmm(*map(torch.from_numpy, (bias, before, weight)))
+        after = (sums.relu_() if activation == "relu" else sums).numpy()
+    if activation == "tanh":
+        np.tanh(after, out=after)  # faster than torch's at any size
+    elif activation == "relu" and is_small:
+        np.maximum(after, _NOTHING, out=after)
+    return after
 
 
 def _values(hidden_of: list[list[np.ndarray]]) -> np.ndarray:
@@ -172,34 +174,44 @@ def _values(hidden_of: list[list[np.ndarray]]) -> np.ndarray:
     return hidden_of[1][-1] + advantage - advantage.mean(1, keepdims=True)
 
 
-def _gradients(
-    stacks: Sequence[Stack], hidden_of: list[list[np.ndarray]], values_slope: np.ndarray
-) -> list[tuple[Tensor, Tensor]]:
-    """Every parameter that learns with its gradient, from the slopes of the values `[B, A]`."""
+def _go_back(
+    arrays_of: Sequence[list[np.ndarray]],
+    activation: str,
+    hidden_of: list[list[np.ndarray]],
+    values_slope: np.ndarray,
+    gradients: list[np.ndarray | None],
+) -> None:
+    """From the slopes of the values `[B, A]` to the gradients: one place for each layer's tensor, None where none."""
     slopes = [values_slope]
-    if len(stacks) == 2:
+    if len(arrays_of) == 2:
         slopes = [values_slope - values_slope.mean(1, keepdims=True), values_slope.sum(1, keepdims=True)]
-    found: list[tuple[Tensor, Tensor]] = []
-    every = np.ones(len(values_slope), np.float32)
-    for stack, hidden, slope in zip(stacks, hidden_of, slopes, strict=True):
-        arrays = stack.arrays()
-        for i in reversed(range(0, len(stack.layers), 2)):
-            weight, bias, before = stack.layers[i], stack.layers[i + 1], hidden[i // 2]
-            if weight.requires_grad:
-                found.append((weight, torch.from_numpy(_product(slope.T, before))))
-            if bias.requires_grad:
-                found.append((bias, torch.from_numpy(every @ slope)))
+    every, first = np.ones(len(values_slope), np.float32), 0
+    for arrays, hidden, slope in zip(arrays_of, hidden_of, slopes, strict=True):
+        for i in reversed(range(0, len(arrays), 2)):
+            for_weight, for_bias, before = gradients[first + i], gradients[first + i + 1], hidden[i // 2]
+            if for_weight is not None:
+                _product(slope.T, before, out=for_weight)
+            if for_bias is not None:
+                np.matmul(every, slope, out=for_bias)
             if i > 0:
                 slope = _product(slope, arrays[i].T)
-                if stack.activation == "tanh":
-                    slope *= np.float32(1.0) - before * before
-                else:
-                    slope *= before > _NOTHING
-    return found
+                _slope_before(slope, before, activation)
+        first += len(arrays)
 
 
-def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _slope_before(slope: np.ndarray, outputs: np.ndarray, activation: str) -> None:
+    """In place: the slopes of what was activated, from those of the outputs."""
+    if slope.size > MOST_NUMBERS:
+        slope_before(torch.from_numpy(slope), torch.from_numpy(outputs), activation)
+    elif activation == "tanh":
+        slope *= np.float32(1.0) - outputs * outputs
+    else:
+        slope *= outputs > _NOTHING
+
+
+def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """The matrix product; large ones are torch's, which keeps to its number of threads."""
-    if left.shape[0] * right.size <= MOST_PRODUCTS:
-        return left @ right
-    return torch.mm(torch.from_numpy(left), torch.from_numpy(right)).numpy()
+    if len(left) * right.size <= MOST_PRODUCTS:
+        return np.matmul(left, right, out=out)
+    room = None if out is None else torch.from_numpy(out)
+    return torch.mm(torch.from_numpy(left), torch.from_numpy(right), out=room).numpy()

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rl_lab.components.fused import GradientRoom, Known
+
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
 
@@ -45,6 +47,7 @@ class Workbench:
             room = [weights[0].new_empty(num_rows, width) for width in widths]
             self._networks.append(_Network(own, [each.t() for each in own], [bias[index, 0] for bias in biases], room))
         self._back = [weights[0].new_empty(num_rows, width) for width in widths]
+        self._room = GradientRoom(parameters)
 
     def fits(self, parameters: Sequence[Tensor], num_rows: int) -> bool:
         """Whether it still lies on these parameters: moving them to other memory makes another one necessary."""
@@ -63,12 +66,11 @@ class Workbench:
                     activate(reached, self.activation)
         return output
 
-    def run_back(self, rows: Tensor, gradient: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
-        """From the output's gradient `[E, B, D]` to those of the parameters where needed, in memory of their own."""
-        found = [
-            torch.empty_like(parameter) if is_needed else None
-            for parameter, is_needed in zip(self.parameters, needed, strict=True)
-        ]
+    def run_back(self, rows: Tensor, gradient: Tensor) -> Known:
+        """From the output's gradient `[E, B, D]` to those of the parameters that learn."""
+        if not self._room.fits(self.parameters):
+            self._room = GradientRoom(self.parameters)
+        found = self._room.places
         count = len(found) // 2
         parts = [None if each is None else each.unbind() for each in found]
         for index, network in reversed(list(enumerate(self._networks))):
@@ -85,7 +87,7 @@ class Workbench:
                 if layer > 0:
                     back = torch.mm(back, network.weights[layer], out=self._back[layer - 1])
                     slope(back, network.hidden[layer - 1], self.activation)
-        return found
+        return self._room.known
 
     def least_slopes(self, which: Tensor, columns: tuple[int, int]) -> Tensor:
         """How each row's single value from network `which [B]` changes with these columns of what was read:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ RULES: dict[str, type[UpdateRule]] = {
 Parameters = Mapping[str, nn.Module] | Iterable[nn.Module | Tensor]
 
 SMALL_MODEL_NUMBERS = 2**18  # below this, copying all gradients into one vector is the fastest way to their norm
+SMALL_VECTOR_NUMBERS = 2**13  # numpy has its norm in a third of torch's time; its BLAS would wake threads for more
 SMALLEST_PARAMETER_NORM = 1e-3  # adaptive clipping: lets parameters that start at zero move (Brock et al. 2021)
 
 
@@ -123,16 +126,29 @@ class Optimizer:
                 f"accumulate {self.accumulate}", "only every so many updates change anything. Write accumulate: 1"
             )
             loss = loss * (1.0 / self.accumulate)
-        known = getattr(loss.grad_fn, "known_gradients", None)
-        if known is None:
-            torch.autograd.backward(loss)
-        else:  # the loss came with its gradients; on a small network, asking autograd takes as long as learning
-            for parameter, gradient in known:
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        torch.autograd.backward(loss)
+        return self._share_done()
+
+    def apply_known(self, parameters: list[Tensor], gradients: list[Tensor], flat: Tensor) -> Metrics:
+        """`apply` for a loss that came with its gradients, on a CPU; they lie one after the other in `flat`, too.
+
+        Nobody asks autograd, and one vector has its norm at once: on a small network both take as long as learning.
+        """
+        assert self.loss_scale is None, "gradients that are known were never scaled"
+        if self.accumulate == 1 and _are_same(parameters, self.parameters):
+            return self._change_parameters(gradients, flat if self.world.size == 1 else None)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            share = gradient * (1.0 / self.accumulate)
+            parameter.grad = share if parameter.grad is None else parameter.grad + share
+        return self._share_done()
+
+    def _share_done(self) -> Metrics:
         self.accumulated += 1
         if self.accumulated < self.accumulate:
             return {}
-        metrics = self._change_parameters()
+        metrics = self._change_parameters(
+            [parameter.grad if parameter.requires_grad else None for parameter in self.parameters]
+        )
         self.accumulated = 0
         for parameter in self.parameters:
             parameter.grad = None
@@ -144,8 +160,8 @@ class Optimizer:
                 f"optimizer {setting}: a CUDA graph repeats one update, but {reason}, or runtime.capture: false."
             )
 
-    def _change_parameters(self) -> Metrics:
-        everyone = [parameter.grad if parameter.requires_grad else None for parameter in self.parameters]
+    def _change_parameters(self, everyone: Sequence[Tensor | None], flat: Tensor | None = None) -> Metrics:
+        """By one gradient for each parameter, or None; `flat` holds them all where somebody has laid them out so."""
         gradients = self.world.mean([gradient for gradient in everyone if gradient is not None])
         metrics: Metrics = {}
         if not gradients:
@@ -154,13 +170,12 @@ class Optimizer:
             torch._foreach_mul_(gradients, 1.0 / self.loss_scale.value)
         if self.log_module_norms:
             metrics |= self._module_norms(everyone)
-        grad_norm = metrics["grad_norm"] = self._norm(gradients)
+        grad_norm = metrics["grad_norm"] = self._norm(gradients, flat)
         if self.loss_scale is not None and not self.loss_scale.accepts(grad_norm):
             return metrics
         if self.adaptive_clip is not None:
-            clipped = [
-                parameter for parameter in self.parameters if parameter.requires_grad and parameter.grad is not None
-            ]
+            pairs = zip(self.parameters, everyone, strict=True)
+            clipped = [parameter for parameter, gradient in pairs if gradient is not None]
             gradients = clip_adaptively(clipped, gradients, self.adaptive_clip, self._segments(clipped))
         divisor = None
         if self.max_grad_norm is not None:
@@ -178,12 +193,14 @@ class Optimizer:
         """On a GPU: room to clip these gradients in a few launches."""
         return self._room.of(parameters) if self.rule.is_static else None
 
-    def _norm(self, gradients: list[Tensor]) -> Tensor:
+    def _norm(self, gradients: list[Tensor], flat: Tensor | None = None) -> Tensor | float:
+        if flat is not None:
+            return norm_of(flat)
         if self._is_small:
             return torch.linalg.vector_norm(torch._C._nn.flatten_dense_tensors(gradients))  # cat without 12 reshapes
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
-    def _module_norms(self, everyone: list[Tensor | None]) -> Metrics:
+    def _module_norms(self, everyone: Sequence[Tensor | None]) -> Metrics:
         norms: Metrics = {}
         for module, members in self._members.items():
             present = [gradient for index in members if (gradient := everyone[index]) is not None]
@@ -221,9 +238,9 @@ class LossScale:
         self.value = 2.0**16
         self.accepted = 0
 
-    def accepts(self, grad_norm: Tensor) -> bool:
+    def accepts(self, grad_norm: Tensor | float) -> bool:
         """Whether the gradients are finite; adapts the scale. Reads the number, so it waits for the device."""
-        if not bool(torch.isfinite(grad_norm)):
+        if not isfinite(grad_norm):
             self.value, self.accepted = self.value * 0.5, 0
             return False
         self.accepted += 1
@@ -238,8 +255,18 @@ class LossScale:
         self.value, self.accepted = float(state["value"]), int(state["accepted"])
 
 
-def divisor_to(limit: float, norm: Tensor) -> Tensor | None:
+def norm_of(flat: Tensor) -> Tensor | float:
+    """Of one vector on a CPU: a number at once where it is short."""
+    if flat.numel() > SMALL_VECTOR_NUMBERS:
+        return torch.linalg.vector_norm(flat)
+    array = flat.numpy()
+    return float(array @ array) ** 0.5
+
+
+def divisor_to(limit: float, norm: Tensor | float) -> Tensor | None:
     """What brings gradients of this norm down to `limit`; on a CPU, where nobody waits for it, None if nothing must."""
+    if isinstance(norm, float):
+        return None if norm <= limit else torch.tensor(norm / limit)
     if norm.device.type == "cpu":
         return None if float(norm) <= limit else norm / limit
     return (norm / limit).clamp_(min=1.0)
@@ -274,6 +301,10 @@ def named_parameters(parameters: Parameters) -> dict[str, Tensor]:
     if not named:
         raise ConfigError("optimizer parameters: there is nothing to learn. Name modules that have parameters.")
     return named
+
+
+def _are_same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 def _members_by_module(names: list[str]) -> dict[str, list[int]]:

@@ -147,15 +147,17 @@ class DQN(Workflow):
     def learn(self, batch: Batch, numbers: Batch) -> Batch:
         """The whole of an update that a CUDA graph may repeat: everything but the target network's turn."""
         with self.context.runtime.autocast():
+            plain = self.plain.loss(batch, discount=self.discount, reward_clip=self.reward_clip, double=self.double)
+        if plain is not None:  # plain networks on CPUs: the loss comes with its gradients
+            taken = self.optimizer.apply_known(*plain.known)
+            told = {"controller/value_mean": plain.value_mean, "loss/value": plain.loss}
+            return {"priority": plain.priority, **told, **named(taken)}
+        with self.context.runtime.autocast():
             loss = self.loss(batch)
         taken = self.optimizer.apply(loss.terms["value"])
         return {**loss.aux, **loss.metrics, **named(taken), "loss/value": loss.terms["value"].detach()}
 
     def loss(self, batch: Batch) -> LossOutput:
-        plain = self.plain.loss(batch, discount=self.discount, reward_clip=self.reward_clip, double=self.double)
-        if plain is not None:  # small networks on CPUs: the same in one node
-            by_products = {"priority": plain.priority}
-            return LossOutput({"value": plain.loss}, {"controller/value_mean": plain.value_mean}, by_products)
         transition, following = self.transitions(batch)
         output = self.network({key: batch[key][:, 0] for key in self.observation_keys}).float()
 

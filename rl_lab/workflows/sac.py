@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.soft_losses import critic_loss, policy_loss
+from rl_lab.components.soft_losses import critic_loss, decide, policy_loss, temperature_loss
 from rl_lab.components.transitions import transition_and_following
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
@@ -129,12 +129,11 @@ class SAC(Workflow):
             features = self.encoder(now)
             policy, next_value = self.decide(features.detach(), now, later, temperature)
             target = torch.addcmul(outcome["reward"], outcome["discount"], next_value)  # [B]
-            loss, values = critic_loss(self.critic, features, batch["action"][:, 0], target, batch.get("weight"))
-        taken = self.optimizers["critic"].apply(loss)
-        metrics = {"loss/critic": loss.detach(), "controller/value_mean": target.mean()}
-        metrics |= named(taken, "critic")
+            found = critic_loss(self.critic, features, batch["action"][:, 0], target, batch.get("weight"))
+        metrics = {"loss/critic": found.loss.detach(), "controller/value_mean": target.mean()}
+        metrics |= self.change("critic", found.loss, found.known)
         if "weight" in batch:
-            metrics["priority"] = (values - target).abs().mean(dim=0)
+            metrics["priority"] = (found.values - target).abs().mean(dim=0)
 
         if with_policy:
             metrics |= self.improve(features.detach(), policy, now.get("action_mask"), temperature)
@@ -148,7 +147,7 @@ class SAC(Workflow):
         with torch.no_grad():
             next_features = self.encoder(later)
         masks = now.get("action_mask"), later.get("action_mask")
-        policy, next_policy = self.actor.decide(features, next_features, *masks)
+        policy, next_policy = decide(self.actor, self.critic, features, next_features, *masks)
         with torch.no_grad():
             judged = next_features if self.slow_encoder is None else self.slow_encoder(later)
             value, entropy = self.slow_critic.module.expect(judged, next_policy)  # type: ignore[operator]
@@ -157,15 +156,19 @@ class SAC(Workflow):
     def improve(self, features: Tensor, policy: Any, mask: Tensor | None, temperature: Tensor) -> Metrics:
         """The actor towards more soft value, the temperature towards the entropy asked for."""
         with self.context.runtime.autocast():
-            loss, entropy = policy_loss(self.critic, features, policy, temperature)
-        taken = self.optimizers["actor"].apply(loss)
-        metrics = {"loss/policy": loss.detach(), "controller/entropy": entropy}
-        metrics |= {"controller/temperature": temperature, **named(taken, "actor")}
+            found = policy_loss(self.critic, features, policy, temperature)
+        metrics = {"loss/policy": found.loss.detach(), "controller/entropy": found.entropy}
+        metrics |= {"controller/temperature": temperature, **self.change("actor", found.loss, found.known)}
         if "temperature" in self.optimizers:
-            temperature_loss = self.temperature.loss(entropy, mask)
-            metrics["loss/temperature"] = temperature_loss.detach()
-            self.optimizers["temperature"].apply(temperature_loss)
+            loss, known = temperature_loss(self.temperature, found.entropy, mask)
+            metrics["loss/temperature"] = loss.detach()
+            self.change("temperature", loss, known)
         return metrics
+
+    def change(self, part: str, loss: Tensor, known: Any) -> Metrics:
+        """Let a part learn from its loss, whose gradients may be known already."""
+        optimizer = self.optimizers[part]
+        return named(optimizer.apply(loss) if known is None else optimizer.apply_known(*known), part)
 
     def transition(self, batch: Batch) -> tuple[Batch, Batch, Batch]:
         """What was seen, what was seen n agent steps later, and `reward` and `discount [B]` in between.

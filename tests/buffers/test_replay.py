@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_lab.buffers import replay
 from rl_lab.buffers.replay import ReplayBuffer
 from rl_lab.components.transitions import n_step_transitions
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec
@@ -208,6 +209,49 @@ def test_the_state_continues_bit_for_bit(cut: int, is_pending: bool) -> None:
         fill(other, range(time, time + 1), is_pending=is_pending)
         if time > cut:
             assert equal(buffer.sample(), other.sample())
+
+
+@pytest.mark.parametrize("taken", [1, 8, 9, 15, 17, 50])
+def test_batches_drawn_ahead_continue_bit_for_bit(taken: int) -> None:
+    buffer, other = fill(make(batch_size=4), range(20)), fill(make(batch_size=4, seed=1), range(7))
+    for _ in range(taken):
+        buffer.sample()
+    assert len(buffer._ahead) == {1: 0, 8: 0, 9: 7, 15: 1, 17: 15, 50: 14}[taken], (
+        "eight alone, then 8, then 16 at once"
+    )
+    other.set_state(numpy_to_tensors(buffer.get_state()))
+    assert equal(other.get_state(), buffer.get_state())
+    assert all(equal(buffer.sample(), other.sample()) for _ in range(40))
+
+
+def test_drawing_ahead_changes_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batches() -> list[Batch]:
+        buffer, drawn = make(batch_size=8), []
+        for cycle, count in enumerate([10, 20, 12, 25, 25, 1]):
+            fill(buffer, range(12 * cycle, 12 * cycle + 12), is_pending=True)
+            drawn += [buffer.sample() for _ in range(count)]
+        return drawn
+
+    ahead = batches()
+    monkeypatch.setattr(replay, "_MOST_AHEAD", 1)  # then none is drawn ahead
+    assert equal(ahead, batches())
+
+
+def test_batches_drawn_ahead_are_forgotten_when_rows_come_and_as_many_are_drawn_the_next_time() -> None:
+    buffer = fill(make(batch_size=100), range(12))
+    for _ in range(9):
+        buffer.sample()
+    assert len(buffer._ahead) == 7
+    fill(buffer, range(12, 30))
+    assert int(buffer.sample()["vector"][..., 1].min()) == 18, "all of the older rows are gone"
+    assert len(buffer._ahead) == 8, "nine were taken the last time"
+
+
+def test_large_batches_are_drawn_one_by_one() -> None:
+    buffer = fill(make(batch_size=4000), range(12))
+    for _ in range(20):
+        buffer.sample()
+        assert not buffer._ahead
 
 
 def test_a_state_does_not_change_with_the_buffer() -> None:

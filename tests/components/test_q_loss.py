@@ -1,8 +1,9 @@
-"""The one node that stands for plain Q networks, their loss and its gradient, against torch layer by layer."""
+"""The loss of plain Q networks and its gradient, both at once, against torch layer by layer."""
 
 from __future__ import annotations
 
 import copy
+import operator
 from typing import Any
 
 import pytest
@@ -102,69 +103,74 @@ def test_losses_priorities_and_gradients_are_those_of_autograd(
     for ours, theirs in ((found.loss, loss), (found.priority, priority), (found.value_mean, value_mean)):
         assert torch.as_tensor(ours).tolist() == pytest.approx(theirs.tolist(), rel=1e-5, abs=1e-6)
     assert not found.priority.requires_grad
-    (3.0 * found.loss).backward()
-    (3.0 * loss).backward()
-    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
-        assert ours.grad is not None and ours.grad.shape == ours.shape and bool((ours.grad != 0.0).any())
+    loss.backward()
+    assert all(map(operator.is_, found.known.parameters, one.parameters()))
+    for ours, theirs in zip(found.known.gradients, other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs.grad)
+        assert bool((ours != 0.0).any())
+    assert torch.equal(found.known.flat, torch.cat([gradient.flatten() for gradient in found.known.gradients]))
 
 
-def test_large_products_are_left_to_torch_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, slow = heads(dueling=True)
-    other, batch = copy.deepcopy(one), batch_of(n_step=2)
-    found_by(plain(one, slow), batch).loss.backward()
-    monkeypatch.setattr(q_loss, "MOST_PRODUCTS", 0)
-    found_by(plain(other, slow), batch).loss.backward()
-    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("limit", ["MOST_PRODUCTS", "MOST_NUMBERS"])
+def test_large_products_are_left_to_torch_and_say_the_same(
+    monkeypatch: pytest.MonkeyPatch, limit: str, activation: str
+) -> None:
+    one, slow = heads(dueling=True, activation=activation)
+    batch = batch_of(n_step=2)
+    expected = found_by(plain(one, slow), batch)
+    monkeypatch.setattr(q_loss, limit, 0)
+    found = found_by(plain(one, slow), batch)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    for ours, theirs in zip(found.known.gradients, expected.known.gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_rewards_are_cut_before_they_count() -> None:
     one, slow = heads()
     batch = batch_of(n_step=2)
     cut = {**batch, "reward": batch["reward"].clamp(-0.5, 0.5)}
-    assert torch.equal(found_by(plain(one, slow), batch, reward_clip=0.5).loss, found_by(plain(one, slow), cut).loss)
-    assert not torch.equal(found_by(plain(one, slow), batch).loss, found_by(plain(one, slow), cut).loss)
-
-
-def test_gradients_add_to_those_that_are_there() -> None:
-    one, slow = heads()
-    found_by(plain(one, slow), batch_of()).loss.backward()
-    once = [parameter.grad.clone() for parameter in one.parameters() if parameter.grad is not None]
-    found_by(plain(one, slow), batch_of()).loss.backward()
-    for parameter, first in zip(one.parameters(), once, strict=True):
-        torch.testing.assert_close(parameter.grad, 2.0 * first)
+    assert found_by(plain(one, slow), batch, reward_clip=0.5).loss == found_by(plain(one, slow), cut).loss
+    assert found_by(plain(one, slow), batch).loss != found_by(plain(one, slow), cut).loss
 
 
 def test_frozen_parameters_are_left_alone() -> None:
     one, slow = heads(dueling=True)
+    learner = plain(one, slow)
+    expected = [gradient.clone() for gradient in found_by(learner, batch_of()).known.gradients]
     one.advantage.requires_grad_(False)
-    found_by(plain(one, slow), batch_of()).loss.backward()
-    assert one.value is not None and all(parameter.grad is not None for parameter in one.value.parameters())
-    assert all(parameter.grad is None for parameter in one.advantage.parameters())
-    one.requires_grad_(False)
-    assert not found_by(plain(one, slow), batch_of()).loss.requires_grad
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_optimizer_changes_the_same_without_asking_autograd(accumulate: int) -> None:
-    one, slow = heads()
-    other = copy.deepcopy(one)
-    for network, asks in ((one, False), (other, True)):
-        optimizer = Optimizer(parameters={"q": network}, max_grad_norm=0.1, accumulate=accumulate)
-        for count in (64, 80, 64, 96):
-            loss = found_by(plain(network, slow), batch_of(count=count)).loss
-            optimizer.step(loss * 1.0 if asks else loss)
-            assert all(parameter.grad is None for parameter in network.parameters()) == (optimizer.accumulated == 0)
-    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+    found = found_by(learner, batch_of())
+    assert one.value is not None
+    assert all(map(operator.is_, found.known.parameters, one.value.parameters())) and len(found.known.parameters) == 6
+    for ours, theirs in zip(found.known.gradients, expected[6:], strict=True):
         assert torch.equal(ours, theirs)
+    one.requires_grad_(False)
+    assert found_by(learner, batch_of()).known.parameters == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"adaptive_clip": 0.01, "log_module_norms": True}])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_optimizer_changes_the_same_as_by_backward(settings: dict[str, Any], frozen: bool) -> None:
+    one, slow = heads(dueling=True)
+    if frozen:
+        one.advantage.requires_grad_(False)
+    other = copy.deepcopy(one)
+    optimizers = [Optimizer(parameters={"q": each}, max_grad_norm=0.1, **settings) for each in (one, other)]
+    learner = plain(one, slow)
+    for count in (64, 80, 64, 96):
+        found = found_by(learner, batch_of(count=count))
+        metrics = optimizers[0].apply_known(*found.known)
+        expected = optimizers[1].apply(by_autograd(other, slow, batch_of(count=count), double=False)[0])
+        assert metrics == {name: pytest.approx(float(value), rel=1e-5) for name, value in expected.items()}
+        assert all(each.grad is None for each in one.parameters()) == (optimizers[0].accumulated == 0)
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_everything_else_goes_layer_by_layer() -> None:
     one, slow = heads()
     told = {"discount": DISCOUNT}
     assert plain(one, slow).loss(batch_of(), **told) is not None
-    assert plain(one, slow).loss(batch_of(count=ROWS - 1), **told) is None, "too few rows"
     assert plain(one, slow, hidden_sizes=(8,)).loss(batch_of(), **told) is None, "an encoder that learns"
     assert plain(*heads(activation="elu")).loss(batch_of(), **told) is None, "another activation"
     atoms = CategoricalQ(input_size=4, action=THREE)

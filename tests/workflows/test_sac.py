@@ -186,20 +186,22 @@ def test_each_loss_reaches_its_own_parts_alone(action: ActionSpec) -> None:
     workflow = make(action=action, hidden=(8,))
     reached: dict[str, set[str]] = {}
     parts = {**workflow.context.components, **workflow.context.controllers}
+    owners = {parameter: part for part, module in parts.items() for parameter in module.parameters()}
 
-    def watch(name: str) -> Any:
+    def watch(name: str) -> tuple[Any, Any]:
         def apply(loss: Tensor) -> dict[str, Tensor]:
-            named = {f"{part}.{key}": p for part, module in parts.items() for key, p in module.named_parameters()}
-            learning = {key: p for key, p in named.items() if p.requires_grad}
-            found = torch.autograd.grad(loss, list(learning.values()), allow_unused=True, retain_graph=True)
-            pairs = zip(learning, found, strict=True)
-            reached[name] = {key.split(".")[0] for key, each in pairs if each is not None and each.any()}
+            learning = [parameter for parameter in owners if parameter.requires_grad]
+            return apply_known(learning, torch.autograd.grad(loss, learning, allow_unused=True, retain_graph=True))
+
+        def apply_known(parameters: list[Tensor], found: Any, flat: Any = None) -> dict[str, Tensor]:
+            pairs = zip(parameters, found, strict=True)
+            reached[name] = {owners[each] for each, gradient in pairs if gradient is not None and gradient.any()}
             return {}
 
-        return apply
+        return apply, apply_known
 
     for name, optimizer in workflow.optimizers.items():
-        optimizer.apply = watch(name)
+        optimizer.apply, optimizer.apply_known = watch(name)
     workflow.learn(rows(32, action=action), {}, with_policy=True)
     assert reached == {"critic": {"encoder", "critic"}, "actor": {"actor"}, "temperature": {"temperature"}}
 

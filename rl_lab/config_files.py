@@ -1,0 +1,63 @@
+"""The files that configs are made of: where they lie, what is in them, which builds on which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_lab.types import ConfigError
+
+Config = dict[str, Any]
+PACKAGE_CONFIGS = Path(__file__).parent / "configs"
+USER_CONFIGS = Path("configs")
+
+
+def config_directories(config_dir: Path | None) -> list[Path]:
+    """Where configs are looked for: the user's own folder first, then the package's."""
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir {config_dir} is not a folder.")
+    user = (config_dir or USER_CONFIGS).resolve()
+    return [user, PACKAGE_CONFIGS] if user.is_dir() and user != PACKAGE_CONFIGS else [PACKAGE_CONFIGS]
+
+
+def experiment_files(experiment: str | None, config_dir: Path | None) -> Iterator[Path]:
+    """The file of an experiment and of the experiments it builds on."""
+    file = find(f"experiment/{experiment}.yaml", config_dir) if experiment else None
+    if file is None:
+        return
+    yield file
+    for entry in read(file).get("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            yield from experiment_files(entry, config_dir)
+
+
+def find(name: str, config_dir: Path | None) -> Path | None:
+    """The first file of this name, such as `size/1m.yaml`."""
+    return next((d / name for d in config_directories(config_dir) if (d / name).is_file()), None)
+
+
+def read(file: Path) -> Config:
+    return from_yaml(file.read_text(), place=str(file))
+
+
+def from_yaml(text: str, *, place: str) -> Config:
+    """A saved config.yaml; anything but a mapping of plain data is refused."""
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{place} is not valid YAML: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{place} does not hold a config (a mapping of blocks).")
+    return config
+
+
+def paths_of(config: Any, prefix: str = "") -> Iterator[str]:
+    """Every key as its path: `components`, `components.encoder`, and so on."""
+    if isinstance(config, dict):
+        for key, value in config.items():
+            path = f"{prefix}.{key}" if prefix else str(key)
+            yield path
+            yield from paths_of(value, path)

@@ -1,7 +1,7 @@
 """Off-policy learners beside Stable-Baselines3, in turns in one process, so that a noisy machine hits both alike.
 
     pip install stable-baselines3
-    python benchmarks/off_policy.py                      # three repeats
+    python benchmarks/off_policy.py                      # DQN, three repeats, then SAC
     python benchmarks/off_policy.py --repeats 5 --settings default zoo --json figures.json
 
 DQN on CartPole-v1, agent steps per second, with the same hyper-parameters on both sides:
@@ -14,6 +14,8 @@ Both learn one-step targets without double and clip gradients at 10. SB3 moves i
 steps: 10,000 by default; 10 in its zoo, all of which lie between two bursts of updates, so that it moves once per
 burst: every 128 updates here. SB3 is measured with one environment, as its defaults and its zoo say, and with as many
 as ours.
+
+SAC's updates are measured by off_policy_sac.py, which this calls: `--algorithms dqn` or `sac` runs one of the two.
 
 Both sides learn in short chunks, one after the other; a figure is the median over the chunks. Both use one torch
 thread. Seconds are those of the training loop; imports, construction and the steps before learning starts are left out.
@@ -33,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from off_policy_sac import measure as measure_sac
 
 from rl_lab.composition import compose
 from rl_lab.wiring import build
@@ -219,11 +222,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="chunks per side")
     parser.add_argument("--steps", type=int, default=4_096, help="agent steps per chunk")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="what to measure with")
+    parser.add_argument("--algorithms", nargs="+", choices=("dqn", "sac"), default=["dqn", "sac"])
     parser.add_argument("--json", type=Path, help="also write every chunk and the summary here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: list[Chunk] = []
-    for name in arguments.settings:
+    for name in arguments.settings if "dqn" in arguments.algorithms else ():
         sides: list[Side] = [partial(ours_dqn, name), partial(sb3_dqn, 1, name), partial(sb3_dqn, NUM_ENVS, name)]
         results += in_turns(sides, chunks=arguments.repeats, steps_per_chunk=arguments.steps)
     table = summarise(results)
@@ -234,8 +238,11 @@ def main() -> None:
             f"{row['updates_per_step']:.3f} updates/step  the first side is {row['ratio']:.2f} times as fast "
             f"({row['cpu_ratio']:.2f} by CPU time)"
         )
+    sac: dict[str, float] = {}
+    if "sac" in arguments.algorithms:
+        sac, _ = measure_sac(chunks=10 * arguments.repeats, updates=20)
     if arguments.json:
-        content = {"summary": table, "chunks": [asdict(chunk) for chunk in results]}
+        content = {"summary": table, "chunks": [asdict(chunk) for chunk in results], "sac": sac}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -78,24 +78,20 @@ def sb3() -> Callable[[], Any]:
     return lambda: model.train(gradient_steps=1, batch_size=BATCH)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chunks", type=int, default=20, help="turns of each side")
-    parser.add_argument("--updates", type=int, default=20, help="updates per turn")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
+def measure(*, chunks: int, updates: int) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Medians and their ratio, and every turn's updates per second."""
     torch.set_num_threads(1)
     sides = {"ours": ours(), "sb3": sb3()}
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for update in sides.values():
         for _ in range(20):
             update()
-    for _ in range(arguments.chunks):
+    for _ in range(chunks):
         for side, update in sides.items():
             start = time.perf_counter()
-            for _ in range(arguments.updates):
+            for _ in range(updates):
                 update()
-            rates[side].append(arguments.updates / (time.perf_counter() - start))
+            rates[side].append(updates / (time.perf_counter() - start))
     middle = {side: statistics.median(values) for side, values in rates.items()}
     pairs = [mine / theirs for mine, theirs in zip(rates["ours"], rates["sb3"], strict=True)]
     figures = {
@@ -104,9 +100,19 @@ def main() -> None:
         "ratio": middle["ours"] / middle["sb3"],
         "ratio_of_neighbouring_turns": statistics.median(pairs),
     }
-    print(f"{platform.machine()}, torch {torch.__version__}, one thread, {arguments.chunks} turns each")
+    print(f"SAC, {platform.machine()}, torch {torch.__version__}, one thread, {chunks} turns each")
     for name, value in figures.items():
         print(f"{name:<30} {value:,.2f}")
+    return figures, rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chunks", type=int, default=20, help="turns of each side")
+    parser.add_argument("--updates", type=int, default=20, help="updates per turn")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    figures, rates = measure(chunks=arguments.chunks, updates=arguments.updates)
     if arguments.json:
         arguments.json.write_text(json.dumps({"summary": figures, "rates": rates}, indent=1) + "\n")
 

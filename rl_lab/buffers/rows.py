@@ -175,7 +175,7 @@ class RowRing:
             widths[dtype] = start + prod(shape)
             self.columns[key] = Column(dtype, start, widths[dtype], tuple(shape))
         self._keys = {dtype: [key for key, column in self.columns.items() if column.dtype == dtype] for dtype in widths}
-        self._windows = {}
+        self._windows, self._views, self._blocks = {}, {}, {}  # gone before the new ones come: both may not fit
         self._blocks = {dtype: self._allocate(width, dtype) for dtype, width in widths.items()}
         self._views = self._make_views()
 
@@ -264,6 +264,7 @@ class DeviceRing(RowRing):
         return self._is_last
 
     def lay_out(self, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        self._cells = {}
         super().lay_out(layout)
         self._is_last[...] = False
 

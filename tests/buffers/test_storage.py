@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -170,3 +171,19 @@ def test_batches_of_a_gpu_run_lie_there_and_are_the_same(kind: str, storage: str
             assert equal(comparable([left]), comparable([{key: value.cpu() for key, value in right.items()}]))
             here.learned({**left, "priority": left["reward"][:, 1]})
             there.learned({**right, "priority": right["reward"][:, 1]})
+
+
+@pytest.mark.parametrize("ring", [RowRing, DeviceRing])
+def test_old_rows_are_gone_before_room_for_others_is_taken(ring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the memory may be theirs: with both at once a replay could not be restored."""
+    rows = ring(num_envs=ENVS, slots_per_env=4, device=CPU)
+    rows.write(0, row(0))
+    is_there, allocate, block = [], rows._allocate, weakref.ref(next(iter(rows._blocks.values())))
+
+    def watch(width: int, dtype: str) -> Any:
+        is_there.append(block() is not None or bool(rows._views))
+        return allocate(width, dtype)
+
+    monkeypatch.setattr(rows, "_allocate", watch)
+    rows.lay_out(rows.layout)
+    assert is_there and not any(is_there)

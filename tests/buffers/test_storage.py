@@ -177,7 +177,7 @@ def test_batches_of_a_gpu_run_lie_there_and_are_the_same(kind: str, storage: str
 def test_old_rows_are_gone_before_room_for_others_is_taken(ring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the memory may be theirs: with both at once a replay could not be restored."""
     rows = ring(num_envs=ENVS, slots_per_env=4, device=CPU)
-    rows.write(0, row(0))
+    rows.write(0, row(0, is_answered=False))
     is_there, allocate, block = [], rows._allocate, weakref.ref(next(iter(rows._blocks.values())))
 
     def watch(width: int, dtype: str) -> Any:

@@ -90,7 +90,7 @@ CASES = {
     ],
     "reinforce": ["reinforce_cartpole", "environment.num_envs=4", "buffers.episodes.episodes_per_batch=4"],
     "dqn": ["dqn_cartpole", "q_values=expected", *SMALL_DQN],
-    "dqn_categorical": ["dqn_cartpole", *SMALL_DQN],
+    "dqn with a distribution of returns": ["dqn_cartpole", *SMALL_DQN],
     "dqn with every switch, prioritised": ["dqn_cartpole_rainbow", *SMALL_DQN],
     "sac continuous, policy delayed": ["sac_pendulum", "algorithm.policy_every=2", *SMALL_SAC],
     "sac prioritised with normalisation": [

@@ -215,10 +215,10 @@ def _run(experiment: Experiment, run: RunDirectory) -> None:
             )
             return
         seconds, split = housekeeping.wall_s, experiment.time_split.whole()
-        _write_status(run, housekeeping, outcome)
         video = _record_video(experiment, run) if experiment.settings.evaluation.video else None
         experiment.logger.flush()
-        report = write_report(run)
+        report = write_report(run, state=outcome)
+        _write_status(run, housekeeping, outcome)  # last: until then a resumed run makes what is missing
         paths = {"curve": run.curve_path, "video": video, "report": report}
         _show_summary(experiment, run, paths, seconds, split)
     finally:
@@ -238,7 +238,7 @@ def _record_video(experiment: Experiment, run: RunDirectory) -> Path | None:
 def _show_summary(
     experiment: Experiment, run: RunDirectory, paths: Mapping[str, Path | None], seconds: float, split: Metrics
 ) -> None:
-    names = ("environment", "policy", "update", "evaluation", "checkpoint", "logging", "overhead")
+    names = ("environment", "policy", "device", "update", "evaluation", "checkpoint", "logging", "overhead")
     shares = " · ".join(f"{name} {split.get(f'time/{name}_fraction', 0.0):.0%}" for name in names)
     there = {label: path for label, path in paths.items() if path is not None}
     experiment.display.summary(

@@ -164,19 +164,22 @@ def _forget_replaced_choices(
 ) -> None:
     """The keys of a choice that the command line replaced go with it: no range of returns without a distribution."""
     named = {str(item.key_or_group): str(item.value()) for item in overrides}
-    entries = [entry for file in experiment_files(experiment, config_dir) for entry in read(file).get("defaults", [])]
-    own = {group: option for entry in entries if isinstance(entry, dict) for group, option in entry.items()}
+    files = [read(file) for file in experiment_files(experiment, config_dir)]  # what it builds on comes after it
+    entries = [entry for file in reversed(files) for entry in file.get("defaults", []) if isinstance(entry, dict)]
+    own = {group: option for entry in entries for group, option in entry.items()}
+    numbers = {path for file in files for path in paths_of(file)}
     for group in [group for group in PART_GROUPS if group in named and f"override /{group}" in own]:
         choices = own[f"override /{group}"], named[group]
         replaced, chosen = (find(f"{group}/{choice}.yaml", config_dir) for choice in choices)
         if replaced is None or chosen is None:
             continue
-        for path in {*paths_of(read(replaced))} - {*paths_of(read(chosen))} - named.keys():
+        for path in numbers & {*paths_of(read(replaced))} - {*paths_of(read(chosen))} - named.keys():
             *parents, last = path.split(".")
             block: Any = config
             for part in parents:
                 block = block.get(part, {}) if isinstance(block, dict) else {}
-            block.pop(last, None)
+            if not isinstance(block.get(last), dict):
+                block.pop(last, None)
 
 
 def _start_replaced_blocks_afresh(
@@ -262,7 +265,10 @@ def _quoted(override: str) -> str:
 def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
     option, options = override.value(), groups[str(override.key_or_group)]
     option = str(option) if isinstance(option, int | float) else option  # `size=12`: a choice's name all the same
-    if isinstance(option, str) and option not in options:
+    if not isinstance(option, str):
+        if override.key_or_group != "experiment":
+            raise ConfigError(f"{override.input_line}: write one of {', '.join(options)}.")
+    elif option not in options:
         others = [f" Did you mean {group}={option}?" for group in groups if option in groups[group]]
         hint = did_you_mean(option, options) or "".join(others[:1])
         place = f"{override.key_or_group}={option}"

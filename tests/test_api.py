@@ -207,6 +207,20 @@ def test_a_run_without_a_checkpoint_starts_from_its_beginning(runs_dir: Path, mo
     assert "has no checkpoint yet: it starts from its beginning" in (resumed.path / "run.log").read_text()
 
 
+def test_a_run_that_died_over_its_report_makes_it_when_resumed(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "write_report", die)
+        with pytest.raises(SystemExit):
+            api.train("ppo_cartpole", overrides=DEBUG, run_id="cut", runs_dir=runs_dir, quiet=True)
+    assert not (runs_dir / "cut" / "report.md").exists()
+    run = api.resume("cut", runs_dir=runs_dir, quiet=True)
+    assert run.status["state"] == "finished"
+    assert "| state | finished |" in (run.path / "report.md").read_text()
+
+
 def test_a_finished_run_is_not_resumed(finished: api.Run) -> None:
     with pytest.raises(
         RunError, match="Run finished has finished already. Evaluate it with `rl-lab evaluate finished`"

@@ -136,6 +136,19 @@ def test_the_keys_of_a_choice_that_is_replaced_go_with_it() -> None:
     assert compose("dqn_cartpole")["components"]["q_values"]["highest"] == 100.0
     replaced = compose("dqn_cartpole", ["q_values=expected"])["components"]["q_values"]
     assert "highest" not in replaced and replaced["hidden_sizes"] == [128, 128]
+    uniform = compose("dqn_cartpole_rainbow", ["replay=uniform"])["buffers"]["replay"]
+    assert uniform["_target_"] == "rl_lab.buffers.replay.ReplayBuffer" and "alpha" not in uniform
+    assert "memory" not in compose("ppo_recall", ["memory=none"])["components"]
+    kept = compose("dqn_cartpole", ["q_values=categorical"])["components"]["q_values"]
+    assert kept == compose("dqn_cartpole")["components"]["q_values"]
+
+
+def test_an_experiments_choice_speaks_before_those_of_the_experiment_it_builds_on(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - dqn_cartpole_rainbow\n  - override /replay: uniform\n  - _self_\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    chosen = compose("mine", ["replay=uniform"], config_dir=tmp_path)["buffers"]["replay"]
+    assert chosen == compose("mine", config_dir=tmp_path)["buffers"]["replay"]
 
 
 def test_a_task_replaces_the_environment_of_the_experiment_and_the_command_line_that_of_the_task() -> None:
@@ -188,6 +201,8 @@ REFUSED: list[tuple[str, str]] = [
     ("discount=0.9", "discount is not a setting. Did you mean 'algorithm.discount'? The config has: experiment"),
     ("algoritm=ppo", "algoritm is not a setting. Did you mean 'algorithm'?"),
     ("pre=debug", "pre is not a setting."),
+    ("algorithm=null", "algorithm=null: write one of bandit, dqn, dreamer,"),
+    ("memory=[gru]", "memory=[gru]: write one of gru, lstm, none."),
     ("size=12", "size=12: there is no such choice. Did you mean '12m'?"),
     ("memory=1.5", "memory=1.5: there is no such choice. Choices: gru, lstm, none."),
     ("presett=debug", "presett is not a setting. Did you mean 'preset'?"),

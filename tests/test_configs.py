@@ -98,7 +98,8 @@ def test_every_task_sets_up_dreamer(task: str) -> None:
     assert (*seen, environment["action_repeat"], train["updates_per_step"]) == TASKS[task]
     assert "updates_per_step" not in prefill and "updates_per_step" not in config["training"]
     try:
-        check(compose("dreamer_v3", [f"task={task}", "size=1m", "preset=debug", "runtime.device=cpu"]))
+        small = ["size=1m", "preset=debug", "runtime.device=cpu", "buffers.replay.capacity_rows=1000"]
+        check(compose("dreamer_v3", [f"task={task}", *small]))
     except MissingExtraError as missing:
         pytest.skip(str(missing))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl_lab.buffers.replay import ReplayBuffer, split
 from rl_lab.buffers.rows import as_array
-from rl_lab.types import Batch, ConfigError, EnvSpec, StateTree
+from rl_lab.types import Batch, ConfigError, EnvSpec, RunError, StateTree
 
 _FAN_OUT = 16  # children of a node: few numpy calls per level, and little summed in vain
 _JUST_BELOW_1 = float(np.nextafter(1.0, 0.0))
@@ -138,7 +138,11 @@ class StartPriorities:
         stored = np.abs(priority, dtype=np.float64)
         stored += self.epsilon
         stored **= self.alpha
-        assert isfinite(np.add.reduce(stored)), "a priority is not finite"
+        if not isfinite(np.add.reduce(stored)):
+            raise RunError(
+                "A priority is not finite: learning has diverged, and stopped; the last checkpoint is from before. Try "
+                "a smaller learning rate or `max_grad_norm` of the optimizer."
+            )
         if is_there is not None:
             is_start = is_there & (self.tree.leaves.take(leaf) > 0)
             leaf, stored = leaf[is_start], stored[is_start]

@@ -392,7 +392,7 @@ class ReplayBuffer(Replay):
         super().__post_init__()
         self._ahead: list[tuple[Batch, Any]] = []  # not yet taken, the next one last; the generator's state after each
         self._state_taken: Any = None  # the generator's after the last batch that was taken
-        self._rows_there: tuple[int, int] | None = None  # the times between which batches were drawn
+        self._rows_there: tuple[int, ...] | None = None  # the times between which batches were drawn
         self._last_burst = self._burst = 0  # batches taken between the last two changes of the rows, and since then
         self._most_ahead = 0  # known from the first batch on
 
@@ -403,7 +403,7 @@ class ReplayBuffer(Replay):
         """
         self._store_waiting()
         assert self._num_starts > 0, "too few rows to sample"
-        rows_there = (self._forgotten, self._end)
+        rows_there = (self._forgotten, self._answered, self._end)
         if rows_there != self._rows_there:
             if self._ahead:  # they know nothing of the rows that came or went
                 self._random.bit_generator.state, self._ahead = self._state_taken, []

@@ -22,6 +22,7 @@ from rl_lab.types import (
     Episode,
     Phase,
     PolicyStep,
+    RunError,
     StateTree,
     TimeStep,
 )
@@ -91,7 +92,7 @@ class Collector:
             environment_s += clock() - start
             policy_s += between - before
             device_s += start - waiting
-            self._checked(pending)
+            self._checked(pending, action)
             time_step = to_time_step(pending, self.device)
             finished += self.episodes.track(pending)
         self._pending, self._time_step = pending, time_step
@@ -108,12 +109,18 @@ class Collector:
         metrics = {**self.episodes.metrics(), "collect/environment_restarts": self.restarts}
         return CollectResult(counts, metrics, tuple(finished))
 
-    def _checked(self, rows: EnvRows) -> EnvRows:
-        """Refuse a reward or an observation that is not finite, naming the environment that sent it."""
+    def _checked(self, rows: EnvRows, action: np.ndarray | None = None) -> EnvRows:
+        """Refuse a reward or an observation that is not finite, naming the environment, or a policy that led there."""
         for name, values in (("reward", rows.reward), *rows.observation.items()):
             if values.dtype.kind == "f" and not isfinite(np.add.reduce(values, axis=None)):
                 bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
                 if len(bad):
+                    if action is not None and action.dtype.kind == "f" and not np.isfinite(action).all():
+                        raise RunError(
+                            f"The policy's action is not finite, so environment {bad[0]} sent a {name} that is not "
+                            "either: learning has diverged; the last checkpoint is from before. Try a smaller learning "
+                            "rate or `max_grad_norm` of the optimizers."
+                        )
                     raise EnvironmentFault(
                         f"Environment {bad[0]} of '{self.environment.spec.id}' sent a {name} that is not finite "
                         f"({values[bad[0]]!s}). Nothing was learnt from it; the last checkpoint is intact. Check the "

@@ -189,11 +189,11 @@ class Housekeeping:
         self.save()
 
     def _refuse_broken(self, non_finite: Iterable[str]) -> None:
-        broken = [name for name in non_finite if name.startswith("loss/") or name == "train/grad_norm"]
+        broken = [name for name in non_finite if name.startswith("loss/") or name.endswith("grad_norm")]
         if broken:
             raise RunError(
                 f"{broken[0]} is not finite at {self.counts.agent_steps:,} agent steps, so learning stopped; the last "
-                "checkpoint is from before. Try a smaller learning rate or `optimizers.controller.max_grad_norm`."
+                "checkpoint is from before. Try a smaller learning rate or `max_grad_norm` of its optimizer."
             )
 
     def _judge(self, score: float) -> None:

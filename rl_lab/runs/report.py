@@ -16,9 +16,13 @@ from rl_lab.types import MissingExtraError
 _COUNTERS = ("agent_steps", "env_frames", "episodes", "updates", "wall_s")
 
 
-def write_report(run: RunDirectory) -> Path:
-    """Write report.md and the learning curve from what the run left on disk; works at any time, also mid-run."""
+def write_report(run: RunDirectory, *, state: str | None = None) -> Path:
+    """Write report.md and the learning curve from what the run left on disk; works at any time, also mid-run.
+
+    `state` is what the run is about to be, where its status does not say so yet.
+    """
     rows, status, manifest = read_metrics(run.metrics_path), run.read_status(), run.read_manifest()
+    status = status if state is None else {**status, "state": state}
     title = f"{manifest['algorithm']} on {manifest['environment_id']}, seed {manifest['seed']}"
     sections = [
         f"# {title}\n",

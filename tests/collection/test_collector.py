@@ -12,7 +12,7 @@ from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.collection.collector import Collector
 from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
-from rl_lab.types import Counts, EnvironmentFault, EnvSpec, Phase, PolicyStep, TimeStep
+from rl_lab.types import Counts, EnvironmentFault, EnvSpec, Phase, PolicyStep, RunError, TimeStep
 from rl_lab.utils.timing import Stopwatch
 from rl_lab.utils.tree import equal, numpy_to_tensors
 from tests.doubles import CPU, SPEC, ScriptedEnvironment, always, counter, env_rows
@@ -155,6 +155,18 @@ def test_what_is_not_finite_is_refused_naming_the_environment(broken: Any, name:
     with pytest.raises(EnvironmentFault) as fault:
         collector_of(environment).collect(always(0), phase=phase(3))
     assert str(fault.value).startswith(f"Environment 2 of 'scripted' sent a {name} that is not finite ({shown}).")
+
+
+def test_a_policy_whose_action_is_not_finite_is_not_the_environments_fault() -> None:
+    environment = ScriptedEnvironment([env_rows([0.0], first=1), env_rows([np.nan])])
+
+    def diverged(time_step: TimeStep, state: Any, *, mode: str) -> PolicyStep:
+        return PolicyStep(torch.full((1, 1), float("nan")), None)
+
+    with pytest.raises(
+        RunError, match="The policy's action is not finite.*environment 0 sent a vector.*smaller learning"
+    ):
+        collector_of(environment).collect(diverged, phase=phase(1))
 
 
 def test_a_first_observation_that_is_not_finite_is_refused_too() -> None:

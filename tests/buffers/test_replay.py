@@ -311,3 +311,14 @@ def test_replay_keeps_the_convention(capacity_rows: int, collect_steps: int) -> 
     buffer = ReplayBuffer(num_envs=3, capacity_rows=capacity_rows, batch_size=32, n_step=5, minimum_rows=21)
     contract.run(workflow, buffer, collect_steps=collect_steps, duration_cycles=100 // collect_steps)
     assert len(workflow.batches) > 5
+
+
+def test_batches_drawn_ahead_know_the_answer_that_came_since() -> None:
+    """The newest row may be in a batch before it is answered; once it is, no batch is without its action."""
+    buffer = fill(make(batch_size=8), range(6), is_pending=True)
+    for _ in range(9):
+        buffer.sample()
+    assert buffer._ahead
+    buffer.add(row(6))
+    newest = [batch["action"][batch["vector"][..., 1] == 6.0] for batch in (buffer.sample() for _ in range(40))]
+    assert sum(map(len, newest)) > 0 and all(set(found.tolist()) <= {7, 1007} for found in newest)

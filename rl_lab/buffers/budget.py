@@ -31,6 +31,9 @@ class Predictable(Protocol):
     @property
     def allocated_bytes(self) -> int: ...
 
+    @property
+    def priority_bytes(self) -> int: ...
+
     def memory_bytes(self, spec: EnvSpec, *, extra_bytes_per_row: int = 0) -> int: ...
 
 
@@ -70,6 +73,13 @@ def predict(buffers: Mapping[str, Any], spec: EnvSpec, *, extra_bytes_per_row: i
             if missing > free:
                 raise ConfigError(_refusal(predictions[-1], buffer, has_frames=frame_bytes(spec) > 0))
             free_places[place] = free - missing
+            if place != "memory" and buffer.priority_bytes:
+                free = free_places.setdefault("memory", _free_bytes("memory", buffer))
+                taken = 2 * buffer.priority_bytes  # once more while a checkpoint is written
+                predictions.append(Prediction(f"{name} (priorities)", "memory", "", taken, rows, free))
+                if taken > free:
+                    raise ConfigError(_refusal_of_priorities(name, predictions[-1]))
+                free_places["memory"] = free - taken
     return [prediction.sentence() for prediction in predictions]
 
 
@@ -86,6 +96,15 @@ def _refusal(prediction: Prediction, buffer: Predictable, *, has_frames: bool) -
     return (
         f"buffers.{prediction.name} would take {size(prediction.bytes)} of {prediction.place} ({prediction.rows:,} "
         f"rows of {each:,} bytes), but {size(prediction.free_bytes)} are free. Ways out: {'; '.join(ways)}."
+    )
+
+
+def _refusal_of_priorities(name: str, prediction: Prediction) -> str:
+    fitting = prediction.free_bytes * prediction.rows // prediction.bytes
+    return (
+        f"buffers.{name} would take {size(prediction.bytes)} of memory for the priorities of {prediction.rows:,} rows, "
+        f"which stay in memory wherever the rows lie, but {size(prediction.free_bytes)} are free. Ways out: a smaller "
+        f"capacity_rows (at most {fitting:,} fit now); replay without priorities (replay=uniform)."
     )
 
 

@@ -7,6 +7,7 @@ a slot nobody has written, or a row whose sequence would cross the write head.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite, nextafter
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from rl_lab.buffers.replay import ReplayBuffer, split
 from rl_lab.buffers.rows import as_array
-from rl_lab.types import Batch, ConfigError, EnvSpec, RunError, StateTree
+from rl_lab.types import Batch, ConfigError, RunError, StateTree
 
 _FAN_OUT = 16  # children of a node: few numpy calls per level, and little summed in vain
 _JUST_BELOW_1 = float(np.nextafter(1.0, 0.0))
@@ -32,13 +33,19 @@ class SumTree:
     def __init__(self, size: int) -> None:
         self.size = size
         self._firsts = np.arange(0)
-        self._levels = [np.zeros(_padded(size))]
-        while len(self._levels[-1]) > _WIDEST_TOP:
-            self._levels.append(np.zeros(_padded(len(self._levels[-1]) // _FAN_OUT)))
+        self._widths = [_padded(size)]
+        while self._widths[-1] > _WIDEST_TOP:
+            self._widths.append(_padded(self._widths[-1] // _FAN_OUT))
+
+    @cached_property
+    def _levels(self) -> list[np.ndarray]:
+        """The leaves, their sums, and so on; taken with the first leaf, so that what cannot fit is refused before."""
+        return [np.zeros(width) for width in self._widths]
 
     @property
     def allocated_bytes(self) -> int:
-        return sum(level.nbytes for level in self._levels)
+        """What the tree takes, once leaves are set."""
+        return 8 * sum(self._widths)
 
     @property
     def leaves(self) -> np.ndarray:
@@ -241,9 +248,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             leaf = env_index * self.slots_per_env + slot
         self._priorities.update(leaf, is_there, as_array(priority.detach().float()))
 
-    def memory_bytes(self, spec: EnvSpec, *, extra_bytes_per_row: int = 0) -> int:
-        rows = super().memory_bytes(spec, extra_bytes_per_row=extra_bytes_per_row)
-        return rows + self._priorities.tree.allocated_bytes
+    @property
+    def priority_bytes(self) -> int:
+        return self._priorities.tree.allocated_bytes
 
     def get_state(self) -> StateTree:
         return {**super().get_state(), "priorities": self._priorities.get_state()}

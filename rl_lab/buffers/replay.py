@@ -307,10 +307,16 @@ class Replay:
     # --- memory and state ----------------------------------------------------------------------
 
     def memory_bytes(self, spec: EnvSpec, *, extra_bytes_per_row: int = 0) -> int:
-        """What this buffer will take once rows of `spec` arrive; nothing is allocated to find out."""
+        """What this buffer will take where its rows lie, once rows of `spec` arrive; nothing is taken to find out."""
         rows = self.num_envs * self.slots_per_env
         saved = 0 if self.compress_frames is None else int(rows * frame_bytes(spec) * (1.0 - self.compress_frames))
-        return rows * (row_bytes(spec) + extra_bytes_per_row) - saved
+        beside = self.priority_bytes if self.storage in ("cpu", "pinned") else 0
+        return rows * (row_bytes(spec) + extra_bytes_per_row) - saved + beside
+
+    @property
+    def priority_bytes(self) -> int:
+        """What priorities take: main memory, wherever the rows lie."""
+        return 0
 
     @property
     def allocated_bytes(self) -> int:

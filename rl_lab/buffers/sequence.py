@@ -21,7 +21,7 @@ import torch
 from rl_lab.buffers.prioritized import StartPriorities, noted_priority
 from rl_lab.buffers.replay import Replay
 from rl_lab.buffers.rows import as_array
-from rl_lab.types import Batch, ConfigError, EnvSpec, StateTree, did_you_mean
+from rl_lab.types import Batch, ConfigError, StateTree, did_you_mean
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -167,9 +167,9 @@ class SequenceReplay(Replay):
 
     # --- memory and state ----------------------------------------------------------------------
 
-    def memory_bytes(self, spec: EnvSpec, *, extra_bytes_per_row: int = 0) -> int:
-        rows = super().memory_bytes(spec, extra_bytes_per_row=extra_bytes_per_row)
-        return rows + (self._priorities.tree.allocated_bytes if self._priorities is not None else 0)
+    @property
+    def priority_bytes(self) -> int:
+        return self._priorities.tree.allocated_bytes if self._priorities is not None else 0
 
     def get_state(self) -> StateTree:
         self._store_waiting()

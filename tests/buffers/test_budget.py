@@ -11,6 +11,7 @@ from test_row_log import KINDS, fill, make
 
 from rl_lab.buffers import budget
 from rl_lab.buffers.budget import predict, size
+from rl_lab.buffers.prioritized import PrioritizedReplayBuffer
 from rl_lab.buffers.replay import ReplayBuffer
 from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.types import ActionSpec, ArraySpec, ConfigError, EnvSpec
@@ -127,3 +128,23 @@ def test_the_config_check_refuses_too(monkeypatch: pytest.MonkeyPatch) -> None:
     config: dict[str, Any] = compose("dqn_cartpole", [])
     with pytest.raises(ConfigError, match=r"buffers.replay would take .* of memory \(100,000 rows of \d+ bytes\)"):
         wiring.check(config)
+
+
+def test_priorities_take_memory_wherever_the_rows_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice: a copy is saved. The tree of 100,000 leaves has 6,256 sums more, of 8 bytes each."""
+    settings = {"num_envs": 2, "capacity_rows": 100_000, "storage": "disk", "directory": str(tmp_path / "replay")}
+    buffer = PrioritizedReplayBuffer(**settings)
+    assert buffer.memory_bytes(SPEC) == ReplayBuffer(**settings).memory_bytes(SPEC), "on the disk there are none"
+    told = predict({"mine": buffer}, SPEC)
+    assert "Replay 'mine (priorities)' will take 1.7 MB of memory: 100,000 rows of 18 bytes" in told[1]
+    monkeypatch.setattr(budget, "free_memory_bytes", lambda: 1_000_000)
+    with pytest.raises(ConfigError) as refusal:
+        predict({"mine": buffer}, SPEC)
+    assert "buffers.mine would take 1.7 MB of memory for the priorities of 100,000 rows" in str(refusal.value)
+    assert "a smaller capacity_rows (at most 58" in str(refusal.value) and "replay=uniform" in str(refusal.value)
+
+
+def test_what_could_never_be_allocated_is_refused_not_tried() -> None:
+    buffer = PrioritizedReplayBuffer(num_envs=1, capacity_rows=10**14)
+    with pytest.raises(ConfigError, match="buffers.mine would take .* GB of memory"):
+        predict({"mine": buffer}, SPEC)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, nextafter
+from math import inf, isfinite, nextafter
 
 import numpy as np
 import torch
@@ -116,7 +116,7 @@ class StartPriorities:
     def __init__(self, *, num_envs: int, slots_per_env: int, alpha: float, epsilon: float) -> None:
         if not 0.0 <= alpha <= 1.0:
             raise ConfigError(f"Replay: alpha is {alpha}; allowed is 0 (all alike) to 1 (as given). Write alpha: 0.6.")
-        if epsilon <= 0.0:
+        if not 0.0 < epsilon < inf:
             raise ConfigError(f"Replay: epsilon is {epsilon}; write a small number above 0, such as 1e-6.")
         self.alpha, self.epsilon = alpha, epsilon
         self.slots_per_env = slots_per_env

@@ -56,7 +56,7 @@ class Replay:
     starts_at_ends: ClassVar[bool] = False  # whether an is_last row may begin a batch's sequence
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("sequence_length", 2)):
+        for name, least in (("batch_size", 1), ("sequence_length", 2), ("minimum_rows", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"Replay: {name} is {getattr(self, name)}; write a whole number of at least {least}.")
         self.slots_per_env = self.capacity_rows // self.num_envs

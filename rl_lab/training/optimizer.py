@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -72,6 +72,12 @@ class Optimizer:
                 raise ConfigError(
                     f"optimizer {place}: {limit}; allowed is a number above 0. Write null to switch it off."
                 )
+        for place, number in (("epsilon", epsilon), ("weight_decay", weight_decay)):
+            if not 0.0 <= number < inf:
+                raise ConfigError(f"optimizer {place}: {number}; allowed is a number from 0 on. Write {place}: 0.0.")
+        for place, share in (("betas", betas[0]), ("betas", betas[1]), ("momentum", momentum)):
+            if not 0.0 <= share < 1.0:
+                raise ConfigError(f"optimizer {place}: {share}; allowed is 0 up to below 1, such as 0.9.")
         named = named_parameters(parameters)
         self.parameters = list(named.values())
         self.learning_rate = never_negative(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -266,6 +267,7 @@ def test_memory_counts_the_tree() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"epsilon": math.nan}, "epsilon is nan; write a small number above 0"),
         ({"alpha": 1.5}, "alpha is 1.5; allowed is 0 .* to 1"),
         ({"beta": -0.1}, "beta is -0.1; allowed is 0 .* to 1"),
         ({"epsilon": 0.0}, "epsilon is 0.0; write a small number above 0"),

@@ -290,6 +290,7 @@ def test_memory_is_known_before_it_is_taken_and_holds_nothing_but_the_rows() -> 
         ({"batch_size": 0}, "batch_size is 0; write a whole number of at least 1"),
         ({"n_step": 0}, "n_step is 0; write a whole number of at least 1"),
         ({"capacity_rows": 7, "n_step": 3}, "leaves 3 rows to each of 2 environments.*needs 4.*at least 8"),
+        ({"minimum_rows": -1}, "minimum_rows is -1; write a whole number of at least 1"),
         ({"minimum_rows": 25}, "minimum_rows is 25, more than the 24 rows.*smaller minimum_rows"),
     ],
 )

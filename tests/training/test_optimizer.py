@@ -287,6 +287,12 @@ def test_mistakes_are_refused() -> None:
     for below_zero in (-1.0, "linear(1e-3, -1)", math.nan):
         with pytest.raises(ConfigError, match=r"optimizer learning_rate: (-1|nan); allowed is a number from 0 on"):
             Optimizer(parameters=[network], learning_rate=below_zero)
+    for below_zero in ({"epsilon": -1.0}, {"weight_decay": math.nan}):
+        with pytest.raises(ConfigError, match=r"optimizer (epsilon: -1.0|weight_decay: nan); allowed is a number from"):
+            Optimizer(parameters=[network], **below_zero)
+    for beyond in ({"betas": (0.9, 2.0)}, {"betas": (-1.0, 0.9)}, {"momentum": 1.0}):
+        with pytest.raises(ConfigError, match=r"optimizer (betas|momentum): (2|-1|1).0; allowed is 0 up to below"):
+            Optimizer(parameters=[network], **beyond)
     with pytest.raises(ConfigError, match=r"optimizer parameters: there is nothing to learn"):
         Optimizer(parameters={"nothing": nn.Tanh()})
     with pytest.raises(ConfigError, match=r"optimizer learning_rate: 'fast' is neither a number nor a schedule"):

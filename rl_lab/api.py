@@ -239,7 +239,10 @@ def _show_summary(
     experiment: Experiment, run: RunDirectory, paths: Mapping[str, Path | None], seconds: float, split: Metrics
 ) -> None:
     names = ("environment", "policy", "device", "update", "evaluation", "checkpoint", "logging", "overhead")
-    shares = " · ".join(f"{name} {split.get(f'time/{name}_fraction', 0.0):.0%}" for name in names)
+    found = {name: split.get(f"time/{name}_fraction", 0.0) for name in names}
+    if found["device"] < 0.005:
+        del found["device"]  # no GPU to wait for
+    shares = " · ".join(f"{name} {share:.0%}" for name, share in found.items())
     there = {label: path for label, path in paths.items() if path is not None}
     experiment.display.summary(
         agent_steps=experiment.housekeeping.counts.agent_steps,

@@ -140,9 +140,7 @@ class Dreamer(LatentStateWorkflow):
         losses: list[LossOutput] = []
         # Each part under an autocast of its own: one that began without gradients would keep weights cast without.
         with self.context.runtime.autocast(), torch.set_grad_enabled(model):
-            state, posterior = self.dynamics.observe_sequence(
-                self.encoder(rows), rows["previous_action"], rows["is_first"], before
-            )
+            state, posterior = self.follow(rows, before)
             if model:
                 losses.append(self.model_loss(rows, state, posterior))
         if controller:

@@ -100,9 +100,7 @@ class PlaNet(LatentStateWorkflow):
         """Rows `[B, T]` to new parameters; with a context, row 0 only tells where the model stood."""
         rows, before = self.dynamics.begin(batch)
         with self.context.runtime.autocast():
-            state, posterior = self.dynamics.observe_sequence(
-                self.encoder(rows), rows["previous_action"], rows["is_first"], before
-            )
+            state, posterior = self.follow(rows, before)
             loss = world_model_loss(
                 rows,
                 state,

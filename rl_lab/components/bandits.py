@@ -10,6 +10,8 @@ See Sutton and Barto, Reinforcement Learning, 2nd edition, chapter 2; UCB1 is Au
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -28,8 +30,12 @@ class EpsilonGreedy:
         self.num_arms = _num_arms(action)
         if not 0.0 <= epsilon <= 1.0:
             raise ConfigError(f"components.strategy.epsilon is {epsilon}: write a number from 0 to 1.")
-        if step_size is not None:
-            _above_zero("step_size", step_size)
+        if step_size is not None and not 0.0 < step_size <= 1.0:  # beyond 1 estimates leave what they follow behind
+            raise ConfigError(
+                f"components.strategy.step_size is {step_size}: write a number above 0 and at most 1, or null for "
+                "means of all rewards."
+            )
+        _finite("initial_value", initial_value)
         self.epsilon, self.step_size, self.initial_value = epsilon, step_size, initial_value
 
     def initial(self, num_bandits: int, *, device: torch.device) -> Batch:
@@ -119,6 +125,7 @@ class GaussianThompson:
         self.num_arms = _num_arms(action)
         _above_zero("prior_std", prior_std)
         _above_zero("reward_std", reward_std)
+        _finite("prior_mean", prior_mean)
         self.prior_mean, self.prior_std, self.reward_std = prior_mean, prior_std, reward_std
 
     def initial(self, num_bandits: int, *, device: torch.device) -> Batch:
@@ -187,5 +194,10 @@ def _num_arms(action: ActionSpec) -> int:
 
 
 def _above_zero(name: str, value: float) -> None:
-    if not value > 0.0:
-        raise ConfigError(f"components.strategy.{name} is {value}: write a number above 0.")
+    if not 0.0 < value < math.inf:
+        raise ConfigError(f"components.strategy.{name} is {value}: write a finite number above 0.")
+
+
+def _finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise ConfigError(f"components.strategy.{name} is {value}: write a finite number.")

@@ -11,6 +11,7 @@ One transition is `reward + discount * (what the next action leads to)`; the dis
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -145,10 +146,10 @@ class CategoricalQ(ActionNetwork):
             activation=activation,
             dueling=dueling,
         )
-        if not lowest < highest:
+        if not -math.inf < lowest < highest < math.inf:
             raise ConfigError(
                 f"components.q_values: lowest is {lowest:g} and highest is {highest:g}; the first must be below the "
-                "second. Write the smallest and the largest discounted return there can be."
+                "second, both finite. Write the smallest and the largest discounted return there can be."
             )
         self.lowest, self.highest = lowest, highest
         # Known from the settings, so not part of a checkpoint.
@@ -277,6 +278,6 @@ def _at_least_two(name: str, value: int) -> int:
 
 
 def _above_zero(name: str, value: float) -> float:
-    if not value > 0.0:
-        raise ConfigError(f"components.q_values: {name} is {value:g}; write a number above 0, such as 1.0.")
+    if not 0.0 < value < math.inf:
+        raise ConfigError(f"components.q_values: {name} is {value:g}; write a finite number above 0, such as 1.0.")
     return value

@@ -13,8 +13,8 @@ all rows at once: the action's and the embedding's share of their layers before 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +23,27 @@ from torch import Tensor, nn
 from rl_lab.components.latents import CategoricalLatent
 from rl_lab.components.layers import NORM_EPSILON, BlockLinear, Layer, RMSNorm, Stack, block_product, dense, make_norm
 from rl_lab.components.networks import ACTIVATIONS, choose
-from rl_lab.components.unroll import Weights, dream, unroll
+from rl_lab.components.unroll import Shape, Weights, dream, unroll
 from rl_lab.types import ActionSpec, Batch, ConfigError
 
 CONTEXT_KEYS = ("context_deter", "context_stoch")
 State = Batch
 """`deter [..., D]` and `stoch [..., Z]`."""
+
+
+class Actor(Protocol):
+    def decide(self, features: Tensor, noise: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """A policy for dreams: what `actor` decides with the noise of each step `[H, N, ...]`."""
+
+    actor: Actor
+    noise: Tensor
+
+    def __call__(self, seen: Tensor, step: int) -> Tensor:
+        return self.actor.decide(seen.detach(), self.noise[step])
 
 
 class Latent(Protocol):
@@ -330,26 +345,49 @@ class RSSM(nn.Module):
         """The loop above with weights cast once and few kernels, where no gradient is wanted."""
         latent, actions = self.latent, []
         assert isinstance(latent, CategoricalLatent)
-
-        def decide(seen: Tensor, step: int) -> Tensor:
-            actions.append(policy(seen, step))
-            return self.cell.read_action(self.encode_action(actions[-1]))
-
-        device = start["deter"].device.type
-        states = dream(
-            replace(self._weights(), output=self.prior_output.weight, output_bias=self.prior_output.bias),
-            start,
-            decide,
-            lambda deter: F.linear(self.prior_stack(deter), self.prior_output.weight),
-            noise,
-            horizon=horizon,
+        deter, stoch, device = start["deter"], start["stoch"], start["deter"].device.type
+        weights = replace(self._weights(), output=self.prior_output.weight, output_bias=self.prior_output.bias)
+        shape = Shape.of(
+            weights,
+            deter,
+            stoch,
+            length=1,
             groups=latent.groups,
             unimix=latent.unimix,
             epsilon=NORM_EPSILON,
-            low=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else start["deter"].dtype,
-        ).transpose(0, 1)
+            low=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else deter.dtype,
+        )
+        if noise is not None and (whole := self._whole_dream_for(shape, policy)):
+            states, chosen = whole(weights, shape, start, noise)
+        else:
+
+            def decide(seen: Tensor, step: int) -> Tensor:
+                actions.append(policy(seen, step))
+                return self.cell.read_action(self.encode_action(actions[-1]))
+
+            def expect(deter: Tensor) -> Tensor:
+                return F.linear(self.prior_stack(deter), self.prior_output.weight)
+
+            states = dream(weights, start, decide, expect, noise, shape=shape, horizon=horizon)
+            chosen = torch.stack(actions)
+        states = states.transpose(0, 1)
         together = {"deter": states[..., : self.deter], "stoch": states[..., self.deter :]}
-        return together, torch.stack(actions, dim=1)
+        return together, chosen.transpose(0, 1)
+
+    def _whole_dream_for(self, shape: Shape, policy: Callable[[Tensor, int], Tensor]) -> Callable[..., Any] | None:
+        """The kernel that dreams all steps at once, where there is a GPU and the networks are small enough; or None."""
+        if self.choice_ids.device.type != "cuda" or not isinstance(policy, Decisions):
+            return None
+        from rl_lab.components import dream_kernel
+
+        prior, actor, cell = list(self.prior_stack.layers), policy.actor, self.cell
+        if not (isinstance(cell, BlockGRU) and dream_kernel.fits(shape, prior, actor)):
+            return None
+
+        def whole(weights: Weights, shape: Shape, start: State, noise: Tensor) -> tuple[Tensor, Tensor]:
+            return dream_kernel.dream(weights, shape, cell.from_action, prior, actor, start, policy.noise, noise)
+
+        return whole
 
     # --- what a replay row keeps ---
 

@@ -47,7 +47,7 @@ class SoftActor(nn.Module):
     ) -> None:
         super().__init__()
         _refuse_several_choices(action)
-        if not log_std_bounds[0] < log_std_bounds[1]:
+        if not -math.inf < log_std_bounds[0] < log_std_bounds[1] < math.inf:
             raise ConfigError(
                 f"soft actor: log_std_bounds is {list(log_std_bounds)}; allowed is [lowest, highest]. "
                 "Write log_std_bounds: [-5.0, 2.0]."
@@ -184,10 +184,17 @@ class Temperature(nn.Module):
         target_share: float = 0.98,
     ) -> None:
         super().__init__()
-        if not initial > 0.0:
-            raise ConfigError(f"temperature: initial is {initial}; allowed is a number above 0. Write initial: 1.0.")
+        if not 0.0 < initial < math.inf:
+            raise ConfigError(
+                f"temperature: initial is {initial}; allowed is a finite number above 0. Write initial: 1.0."
+            )
         if not 0.0 < target_share <= 1.0:
             raise ConfigError(f"temperature: target_share is {target_share}; allowed is above 0, up to 1. Write 0.98.")
+        if target_entropy is not None and not math.isfinite(target_entropy):
+            raise ConfigError(
+                f"temperature: target_entropy is {target_entropy}; allowed is a finite number of nats. Write null for "
+                "the usual one."
+            )
         self.log_value = nn.Parameter(torch.tensor(math.log(initial)))
         self.target_share = target_share
         evenly = -float(action.sizes[0]) if action.kind == "continuous" else target_share * math.log(action.sizes[0])

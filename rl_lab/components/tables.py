@@ -40,6 +40,8 @@ class ValueTable(nn.Module):
                 f"components.table: a table needs one discrete action, and this environment's is {action.kind} with "
                 f"sizes {action.sizes}. {INSTEAD}"
             )
+        if not math.isfinite(initial_value):
+            raise ConfigError(f"components.table.initial_value is {initial_value}: write a finite number.")
         self.keys = tuple(specs)
         self.axes = tuple(len(spec.shape) for spec in specs.values())
         counts = [count for spec in specs.values() for count in spec.num_values]

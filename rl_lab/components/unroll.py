@@ -64,6 +64,19 @@ class Shape:
     low: torch.dtype  # of matrix products
     high: torch.dtype  # of the memory that is carried on
 
+    @classmethod
+    def of(cls, weights: Weights, deter: Tensor, stoch: Tensor, **constants: Any) -> Shape:
+        """From a state deter `[B, D]`, stoch `[B, Z]`, and the numbers that no tensor tells."""
+        return cls(
+            batch=len(deter),
+            deter=deter.shape[-1],
+            stoch=stoch.shape[-1],
+            hidden=len(weights.deter_in),
+            blocks=weights.gates.shape[0],
+            high=deter.dtype,
+            **constants,
+        )
+
 
 def unroll(
     weights: Weights,
@@ -84,19 +97,7 @@ def unroll(
     Time comes first here: from_action and from_embedding `[T, B, h]`, keep `[T, B]`, noise `[T, B, groups, classes]`;
     so are the results `[T, B, ...]`. No gradient flows into the state before row 0.
     """
-    shape = Shape(
-        length=len(keep),
-        batch=keep.shape[1],
-        deter=deter.shape[-1],
-        stoch=stoch.shape[-1],
-        hidden=from_action.shape[-1],
-        blocks=weights.gates.shape[0],
-        groups=groups,
-        unimix=unimix,
-        epsilon=epsilon,
-        low=low,
-        high=deter.dtype,
-    )
+    shape = Shape.of(weights, deter, stoch, length=len(keep), groups=groups, unimix=unimix, epsilon=epsilon, low=low)
     tensors = [getattr(weights, field.name) for field in fields(Weights)]
     result: tuple[Tensor, Tensor, Tensor] = _Unroll.apply(  # type: ignore[no-untyped-call]
         shape, from_action, from_embedding, keep, noise, deter, stoch, *tensors
@@ -104,7 +105,7 @@ def unroll(
     return result
 
 
-class _Products:
+class Products:
     """The weights as the products read them: cast once, cut and laid side by side."""
 
     def __init__(self, weights: Weights, shape: Shape) -> None:
@@ -123,7 +124,7 @@ class _Products:
         self.inward_norm = torch.cat((weights.deter_in_norm, weights.stoch_in_norm))
 
 
-class _Rows:
+class Rows:
     """What every row leaves behind for the way back, time-major."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
@@ -136,12 +137,22 @@ class _Rows:
         self.pre = room(T, B, 2 * h)
         self.inputs = room(T, B, 3 * h)
         self.mixed = room(T, B, D)
+        self.mix_scale = room(T, B, dtype=shape.high)  # of the norm, where one kernel goes through all rows
         self.active = room(T, B, D)
         self.gates = room(G, T, B, 3, D // G)
         self.deter = room(T, B, D)  # deter_t as products read it
         self.above = room(T, B, h)
         self.hidden = room(T, B, h)
         self.output = room(T, B, shape.stoch)
+
+
+def whole_sequence_for(shape: Shape, device: torch.device) -> Any:
+    """The kernels that go through all rows at once, where there is a GPU and the model is small enough; or None."""
+    if device.type != "cuda":
+        return None
+    from rl_lab.components import sequence_kernels
+
+    return sequence_kernels if sequence_kernels.fits(shape) else None
 
 
 class _Unroll(Function):
@@ -158,9 +169,8 @@ class _Unroll(Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weights = Weights(*tensors)
-        products, rows = _Products(weights, shape), _Rows(shape, deter.device)
+        products, rows = Products(weights, shape), Rows(shape, deter.device)
         T, D = shape.length, shape.deter
-        kernels = kernels_for(deter.device)
         deters = torch.empty_like(rows.before)
         stochs, parameters = deter.new_empty(2, T, shape.batch, shape.stoch).unbind()
         from_embedding = from_embedding.to(shape.low)
@@ -168,50 +178,26 @@ class _Unroll(Function):
         rows.before[0] = deter * keep[0].unsqueeze(-1)
         rows.state[0, :, :D] = rows.before[0]
         rows.state[0, :, D:] = stoch * keep[0].unsqueeze(-1)
-        for t in range(T):
-            following = t + 1 if t + 1 < T else None
-            keep_next = None if following is None else keep[following]
-            _advance(
-                kernels,
-                products,
-                weights,
-                shape,
-                rows,
-                t,
-                rows.state[t],
-                rows.before[t],
-                keep_next,
-                deters[t],
-                None if following is None else rows.before[following],
-                None if following is None else rows.state[following, :, :D],
-            )
-            torch.addmm(from_embedding[t], rows.deter[t], products.posterior.t(), out=rows.above[t])
-            kernels.norm_silu(
-                rows.above[t], None, weights.posterior_norm, rows.hidden[t], segments=1, epsilon=shape.epsilon
-            )
-            torch.mm(rows.hidden[t], products.output.t(), out=rows.output[t])
-            kernels.sample(
-                rows.output[t],
-                weights.output_bias,
-                None if noise is None else noise[t].flatten(1),
-                keep_next,
-                parameters[t],
-                stochs[t],
-                None if following is None else rows.state[following, :, D:],
-                groups=shape.groups,
-                unimix=shape.unimix,
-            )
+        results = (deters, stochs, parameters)
+        if whole := whole_sequence_for(shape, deter.device):
+            whole.forward(products, weights, shape, rows, from_embedding, keep, noise, *results)
+        else:
+            _forward(products, weights, shape, rows, from_embedding, keep, noise, *results)
         ctx.shape, ctx.products, ctx.rows = shape, products, rows
         ctx.save_for_backward(keep, parameters, *tensors)
-        return deters, stochs, parameters
+        return results
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, from_deter: Tensor, from_stoch: Tensor, from_parameters: Tensor) -> tuple[Any, ...]:
         shape, products, rows = ctx.shape, ctx.products, ctx.rows
         keep, parameters, *tensors = ctx.saved_tensors
-        back = _Backward(shape, products, rows, Weights(*tensors), keep, parameters)
-        back.states(from_deter.contiguous(), from_stoch.contiguous(), from_parameters.contiguous())
+        back = Slopes(shape, products, rows, Weights(*tensors), keep, parameters)
+        told = (from_deter.contiguous(), from_stoch.contiguous(), from_parameters.contiguous())
+        if whole := whole_sequence_for(shape, keep.device):
+            whole.backward(products, back.learned, shape, rows, back, keep, parameters, *told)
+        else:
+            back.states(*told)
         gradients = back.weights()
         from_action = back.inputs[..., 2 * shape.hidden :]
         return (
@@ -226,12 +212,61 @@ class _Unroll(Function):
         )
 
 
-def _advance(
-    kernels: Kernels,
-    products: _Products,
+def _forward(
+    products: Products,
     weights: Weights,
     shape: Shape,
-    rows: _Rows,
+    rows: Rows,
+    from_embedding: Tensor,
+    keep: Tensor,
+    noise: Tensor | None,
+    deters: Tensor,
+    stochs: Tensor,
+    parameters: Tensor,
+) -> None:
+    """All rows from the state before row 0, which `rows` holds with the actions' part of the inputs."""
+    kernels, T, D = kernels_for(keep.device), shape.length, shape.deter
+    for t in range(T):
+        following = t + 1 if t + 1 < T else None
+        keep_next = None if following is None else keep[following]
+        _advance(
+            kernels,
+            products,
+            weights,
+            shape,
+            rows,
+            t,
+            rows.state[t],
+            rows.before[t],
+            keep_next,
+            deters[t],
+            None if following is None else rows.before[following],
+            None if following is None else rows.state[following, :, :D],
+        )
+        torch.addmm(from_embedding[t], rows.deter[t], products.posterior.t(), out=rows.above[t])
+        kernels.norm_silu(
+            rows.above[t], None, weights.posterior_norm, rows.hidden[t], segments=1, epsilon=shape.epsilon
+        )
+        torch.mm(rows.hidden[t], products.output.t(), out=rows.output[t])
+        kernels.sample(
+            rows.output[t],
+            weights.output_bias,
+            None if noise is None else noise[t].flatten(1),
+            keep_next,
+            parameters[t],
+            stochs[t],
+            None if following is None else rows.state[following, :, D:],
+            groups=shape.groups,
+            unimix=shape.unimix,
+        )
+
+
+def _advance(
+    kernels: Kernels,
+    products: Products,
+    weights: Weights,
+    shape: Shape,
+    rows: Rows,
     t: int,
     state: Tensor,
     before: Tensor,
@@ -261,33 +296,18 @@ def dream(
     expect: Callable[[Tensor], Tensor],
     noise: Tensor | None,
     *,
+    shape: Shape,
     horizon: int,
-    groups: int,
-    unimix: float,
-    epsilon: float,
-    low: torch.dtype,
 ) -> Tensor:
-    """Without a graph, `horizon` steps from states `[N, ...]`: deter and stoch side by side, `[H+1, N, D+Z]` in `low`.
+    """Without a graph, `horizon` steps from states `[N, ...]`: deter and stoch side by side, `[H+1, N, D+Z]` in
+    `shape.low`; `shape` is that of one step.
 
     `decide(state, step)` gives the action's part of the cell's inputs `[N, h]`, `expect(deter)` the prior's logits
     without their bias, which is `weights.output_bias` here.
     """
     deter, stoch = start["deter"], start["stoch"]
-    count, D, Z = len(deter), deter.shape[-1], stoch.shape[-1]
-    shape = Shape(
-        length=1,
-        batch=count,
-        deter=D,
-        stoch=Z,
-        hidden=len(weights.deter_in),
-        blocks=weights.gates.shape[0],
-        groups=groups,
-        unimix=unimix,
-        epsilon=epsilon,
-        low=low,
-        high=deter.dtype,
-    )
-    kernels, products, rows = kernels_for(deter.device), _Products(weights, shape), _Rows(shape, deter.device)
+    count, D, Z, low = shape.batch, shape.deter, shape.stoch, shape.low
+    kernels, products, rows = kernels_for(deter.device), Products(weights, shape), Rows(shape, deter.device)
     states = torch.empty(horizon + 1, count, D + Z, dtype=low, device=deter.device)
     states[0, :, :D], states[0, :, D:] = deter, stoch
     before, after = deter.clone(), torch.empty_like(deter)
@@ -308,17 +328,17 @@ def dream(
             parameters,
             choice,
             following[:, D:],
-            groups=groups,
-            unimix=unimix,
+            groups=shape.groups,
+            unimix=shape.unimix,
         )
     return states
 
 
-class _Backward:
+class Slopes:
     """The way back: gradients of what each product gave, row by row, then of every weight at once."""
 
     def __init__(
-        self, shape: Shape, products: _Products, rows: _Rows, weights: Weights, keep: Tensor, parameters: Tensor
+        self, shape: Shape, products: Products, rows: Rows, weights: Weights, keep: Tensor, parameters: Tensor
     ) -> None:
         self.shape, self.products, self.rows, self.learned = shape, products, rows, weights
         self.keep, self.parameters = keep, parameters

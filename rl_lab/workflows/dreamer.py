@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.layers import frozen
 from rl_lab.components.return_computers import lambda_return
+from rl_lab.components.rssm import Decisions
 from rl_lab.components.world_model_loss import world_model_loss
 from rl_lab.training.schedules import Schedule
 from rl_lab.training.target_network import TargetNetwork
@@ -227,7 +228,7 @@ class Dreamer(LatentStateWorkflow):
 
     def unroll(self, start: Batch, horizon: int) -> tuple[Batch, Tensor]:
         noise = self.actor.noise(horizon, len(start["deter"]), device=start["deter"].device)
-        return self.dynamics.imagine(start, lambda seen, step: self.actor.decide(seen.detach(), noise[step]), horizon)
+        return self.dynamics.imagine(start, Decisions(self.actor, noise), horizon)
 
     def value_loss(self, value: Any, returns: Tensor, slow: Tensor, weight: Tensor) -> Tensor:
         """Towards the returns, and towards what the slow critic says, which keeps it from running away."""

@@ -47,6 +47,7 @@ class Run:
     """A run on disk."""
 
     directory: RunDirectory
+    signal_number: int | None = None  # of the signal that asked it to leave, if one did while this process ran it
 
     @property
     def id(self) -> str:
@@ -134,7 +135,7 @@ def train_config(
                 raise
             with _recorded(run):
                 _run(experiment, run)
-    return Run(run)
+    return Run(run, interruption.number)
 
 
 def resume(
@@ -181,7 +182,7 @@ def resume(
             with _closed_on_error(experiment):
                 _restore_newest(experiment, directory)
             _run(experiment, directory)
-    return Run(directory)
+    return Run(directory, interruption.number)
 
 
 def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
@@ -273,22 +274,29 @@ def _status_writer(run: RunDirectory) -> Any:
     return lambda housekeeping: _write_status(run, housekeeping, "running")
 
 
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
+class _Interruption:
     """SIGINT and SIGTERM ask the loop to save and leave; a second one leaves at once."""
-    event = threading.Event()
+
+    number: int | None = None  # of the first signal
+
+    def is_set(self) -> bool:
+        return self.number is not None
+
+    def ask(self, number: int, frame: Any) -> None:
+        if self.is_set():
+            raise KeyboardInterrupt(number)
+        self.number = number
+
+
+@contextmanager
+def _interruptible() -> Iterator[_Interruption]:
+    interruption = _Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield event
+        yield interruption
         return
-
-    def ask(number: int, frame: Any) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, interruption.ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield event
+        yield interruption
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rl_lab.config_files import (
     PACKAGE_CONFIGS,
+    TRAIN_RATIO,
     USER_CONFIGS,
     Config,
     config_directories,
@@ -37,6 +38,8 @@ from rl_lab.config_files import (
     find,
     paths_of,
     read,
+    spread_train_ratio,
+    value_at,
 )
 from rl_lab.types import ConfigError, Phase, did_you_mean
 from rl_lab.utils.yaml_comments import comments_of_keys
@@ -96,9 +99,8 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
     config = _plain(composed, resolve=True)
     _forget_replaced_choices(config, chosen, parsed, config_dir)
     _start_replaced_blocks_afresh(config, chosen, parsed, config_dir)
-    if (ratio := config["training"].pop("updates_per_step", None)) is not None:  # a task's: PPO's phases have none
-        for phase in [each for each in config["training"]["phases"] if each.get("updates_per_step") is not None]:
-            phase["updates_per_step"] = ratio
+    _refuse_choices_in_vain(config, parsed, config_dir)
+    spread_train_ratio(config, is_asked_for=any(item.key_or_group == TRAIN_RATIO for item in parsed))
     for item in in_phases:
         _override_phase(config, str(item.key_or_group), item.value())
     return config
@@ -174,11 +176,9 @@ def _forget_replaced_choices(
         if replaced is None or chosen is None:
             continue
         for path in numbers & {*paths_of(read(replaced))} - {*paths_of(read(chosen))} - named.keys():
-            *parents, last = path.split(".")
-            block: Any = config
-            for part in parents:
-                block = block.get(part, {}) if isinstance(block, dict) else {}
-            if not isinstance(block.get(last), dict):
+            parent, _, last = path.rpartition(".")
+            block = value_at(config, parent)
+            if isinstance(block, dict) and not isinstance(block.get(last), dict):
                 block.pop(last, None)
 
 
@@ -195,12 +195,24 @@ def _start_replaced_blocks_afresh(
     named = {path for file in files if file is not None for path in paths_of(read(file))}
     named |= {str(item.key_or_group) for item in overrides}
     for path in [path.removesuffix("._target_") for path in named if path.endswith("._target_")]:
-        block: Any = config
-        for part in path.split("."):
-            block = block.get(part) if isinstance(block, dict) else None
+        block = value_at(config, path)
         if isinstance(block, dict):
             for key in [key for key in block if key != "input" and f"{path}.{key}" not in named]:
                 del block[key]
+
+
+def _refuse_choices_in_vain(config: Config, overrides: Sequence[Override], config_dir: Path | None) -> None:
+    """A part chosen by name whose class is replaced by the experiment's own, which speaks later, would not be there."""
+    named = {str(item.key_or_group): str(item.value()) for item in overrides}
+    for group in [group for group in PART_GROUPS if group in named]:
+        chosen = read(Path(f"{find(f'{group}/{named[group]}.yaml', config_dir)}"))
+        for path in [path for path in paths_of(chosen) if path.endswith("._target_") and path not in named]:
+            if value_at(config, path) != value_at(chosen, path):
+                raise ConfigError(
+                    f"{group}={named[group]} would change nothing: {path.removesuffix('._target_')} is the "
+                    f"{value_at(config, path)} of {config['experiment']['name']}. Leave {group} out of the command, or "
+                    "train another experiment."
+                )
 
 
 def _compose(overrides: Sequence[str], config_dir: Path | None, *, with_hydra: bool = False) -> Any:

@@ -13,6 +13,7 @@ from rl_lab.types import ConfigError
 Config = dict[str, Any]
 PACKAGE_CONFIGS = Path(__file__).parent / "configs"
 USER_CONFIGS = Path("configs")
+TRAIN_RATIO = "training.updates_per_step"
 
 
 def config_directories(config_dir: Path | None) -> list[Path]:
@@ -61,3 +62,27 @@ def paths_of(config: Any, prefix: str = "") -> Iterator[str]:
             path = f"{prefix}.{key}" if prefix else str(key)
             yield path
             yield from paths_of(value, path)
+
+
+def value_at(config: Any, path: str) -> Any:
+    """What lies at a path; None where there is nothing."""
+    for part in path.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config
+
+
+def spread_train_ratio(config: Config, *, is_asked_for: bool) -> None:
+    """`training.updates_per_step` speaks for every phase that has a train ratio, and is gone from the config then.
+
+    A task may set it for any algorithm, PPO included, whose phases have none; whoever writes it means it.
+    """
+    ratio = config["training"].pop("updates_per_step", None)
+    phases = [phase for phase in config["training"]["phases"] if phase.get("updates_per_step") is not None]
+    if is_asked_for and ratio is not None and not phases:
+        names = ", ".join(str(phase.get("name")) for phase in config["training"]["phases"])
+        raise ConfigError(
+            f"{TRAIN_RATIO} is {ratio}, but none of the phases ({names}) has a train ratio: their updates follow from "
+            f"what they collect. Leave it out, or give a phase one: training.phases.NAME.updates_per_step={ratio}."
+        )
+    for phase in phases if ratio is not None else ():
+        phase["updates_per_step"] = ratio

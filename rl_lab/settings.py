@@ -145,9 +145,11 @@ def _block(schema: type, config: Config, name: str) -> Any:
 
 
 def _limited(phase: Phase, limit_cycles: int | None) -> Phase:
+    """A phase cut short. One that learns ends after so many updates: its first cycles may be too few for a batch."""
     if limit_cycles is None:
         return phase
-    # An offline cycle is one update, so such a phase may be shorter than the limit already.
-    own = [phase.duration_cycles, phase.duration_updates if phase.type == "offline" else None]
-    cycles = min([limit_cycles, *(count for count in own if count is not None)])
-    return replace(phase, duration_steps=None, duration_updates=None, duration_cycles=cycles)
+    learns = phase.type != "eval_only" and bool(phase.workflow_hooks)
+    own = [phase.duration_cycles, phase.duration_updates]  # it may be shorter already
+    count = min([limit_cycles, *(each for each in own if each is not None)])
+    updates, cycles = (count, None) if learns else (None, count)
+    return replace(phase, duration_steps=None, duration_updates=updates, duration_cycles=cycles)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 # Before anything imports torch, pygame or the logger, which read these once.
@@ -18,6 +19,8 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels are tested on CPUs too, where Triton is installed
+with suppress(ImportError):
+    import triton  # noqa: F401  # before Mesa's OpenGL: its own LLVM loaded second would crash Python
 
 torch.set_num_threads(1)
 

@@ -103,6 +103,12 @@ def test_a_config_refused_at_the_door_leaves_no_run(runs_dir: Path) -> None:
     assert not (runs_dir / "refused").exists()
 
 
+def test_masks_that_an_environment_does_not_have_leave_no_run(runs_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="found no mask"):
+        train(runs_dir, "environment.action_masks=true", run_id="maskless")
+    assert not (runs_dir / "maskless").exists()
+
+
 def test_resume_existing_returns_a_finished_run_untouched(finished: api.Run) -> None:
     before = (finished.path / "metrics.jsonl").read_bytes()
     again = train(finished.path.parent, run_id="finished", resume_existing=True)
@@ -174,6 +180,7 @@ def test_a_signal_saves_and_leaves(interrupted: api.Run) -> None:
     assert interrupted.status["state"] == "interrupted"
     assert interrupted.status["message"] == "Continue with `rl-lab resume interrupted`."
     assert interrupted.status["counts"]["updates"] == 2
+    assert interrupted.signal_number == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
@@ -187,11 +194,12 @@ def test_an_interrupted_run_is_resumed_to_its_end(interrupted: api.Run, finished
 def test_a_second_signal_leaves_at_once(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked_twice(self: PPO, *arguments: Any, **settings: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(PPO, "update_controller", asked_twice)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as left:
         train(runs_dir, run_id="hurried")
+    assert left.value.args == (signal.SIGTERM,)
     status = json.loads((runs_dir / "hurried" / "status.json").read_text())
     assert status["state"] == "interrupted"
     assert status["message"] == "Left at once. Continue with `rl-lab resume hurried`."

@@ -143,6 +143,19 @@ def test_the_keys_of_a_choice_that_is_replaced_go_with_it() -> None:
     assert kept == compose("dqn_cartpole")["components"]["q_values"]
 
 
+def test_a_choice_that_the_experiment_overrides_is_refused() -> None:
+    """Without a word, `replay=prioritized` would draw from a dataset uniformly."""
+    with pytest.raises(ConfigError) as refused:
+        compose("dqn_cartpole_offline", ["replay=prioritized"])
+    assert str(refused.value) == (
+        "replay=prioritized would change nothing: buffers.replay is the rl_lab.buffers.offline.OfflineBuffer of "
+        "dqn_cartpole_offline. Leave replay out of the command, or train another experiment."
+    )
+    assert compose("dqn_cartpole_offline", ["replay=uniform", "q_values=quantile"])
+    own_class = "buffers.replay._target_=rl_lab.buffers.prioritized.PrioritizedReplayBuffer"
+    assert compose("dqn_cartpole_offline", ["replay=prioritized", own_class])
+
+
 def test_an_experiments_choice_speaks_before_those_of_the_experiment_it_builds_on(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     text = "# @package _global_\ndefaults:\n  - dqn_cartpole_rainbow\n  - override /replay: uniform\n  - _self_\n"
@@ -168,6 +181,13 @@ def test_a_task_sets_the_train_ratio_of_the_phases_that_have_one() -> None:
     assert compose("dreamer_v3", words)["training"]["phases"][1]["updates_per_step"] == 0.1
     assert compose("dreamer_v2", words[:1])["training"]["phases"][1]["updates_per_step"] == 0.25
     assert compose("ppo", words[:1])["training"]["phases"] == compose("ppo")["training"]["phases"]
+
+
+def test_the_train_ratio_is_a_setting_wherever_there_is_one() -> None:
+    assert compose("dreamer_v3", ["training.updates_per_step=0.5"])["training"]["phases"][1]["updates_per_step"] == 0.5
+    with pytest.raises(ConfigError) as refusal:
+        compose("ppo", ["training.updates_per_step=2"])
+    assert "training.updates_per_step is 2, but none of the phases (train) has a train ratio" in str(refusal.value)
 
 
 def test_a_task_of_another_kind_than_the_environment_is_refused() -> None:

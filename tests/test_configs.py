@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rl_lab.api import collect
+from rl_lab.api import collect, train
 from rl_lab.composition import compose, documented_keys, list_experiments
 from rl_lab.config_files import PACKAGE_CONFIGS
 from rl_lab.construction import resolve_target
@@ -65,6 +65,17 @@ def test_every_experiment_can_be_built(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_can_be_debugged(name: str) -> None:
     assert compose(name, ["preset=debug"])["training"]["limit_cycles"] == 3
+
+
+FAMILIES = ["ppo_cartpole", "dqn_cartpole", "sac_pendulum", "dreamer_v3_cartpole", "planet_pendulum"]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "q_learning_frozenlake", "reinforce_cartpole"])
+def test_a_debugged_experiment_learns(name: str, tmp_path: Path) -> None:
+    """Fewer rows than one batch needs would let every update hook go untried."""
+    overrides = ["preset=debug", "runtime.device=cpu", "evaluation.timeout_steps=10"]
+    run = train(name, overrides=overrides, runs_dir=tmp_path, quiet=True)
+    assert run.status["counts"]["updates"] == 3
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce", "random"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +132,29 @@ def test_exploration_is_that_of_the_checkpoint(tmp_path: Path) -> None:
             if not is_last:
                 action_of.setdefault(int(state), set()).add(int(action))
     assert all(len(actions) == 1 for actions in action_of.values())
+
+
+@pytest.mark.parametrize("words", [["--output", "{}/data/ice"], ["--output", "ice-v0", "--format", "minari"]])
+def test_a_killed_collection_leaves_nothing_under_the_name(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "minari" in words:
+        pytest.importorskip("minari")
+        pytest.importorskip("h5py")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "data"))
+    command = [sys.executable, "-m", "rl_lab", "collect", "random", "--env", "FrozenLake-v1", "--num-envs", "2"]
+    command += [word.format(tmp_path) for word in words]
+    killed = subprocess.Popen([*command, "--steps", "1000000000"])
+    try:
+        while not list(tmp_path.glob("data/*partial*")):
+            assert killed.poll() is None, "it ended before it was killed"
+            time.sleep(0.02)
+    finally:
+        killed.kill()
+        killed.wait()
+    assert not list(tmp_path.glob("data/ice")) + list(tmp_path.glob("data/ice-v0"))
+    subprocess.run([*command, "--steps", "100", "-q"], check=True, timeout=60)
+    assert list(tmp_path.glob("data/ice")) + list(tmp_path.glob("data/ice-v0"))
 
 
 def test_minari_holds_what_the_environment_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,7 +261,7 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(number: signal.Signa
     wait_for_rows(tmp_path / "cut" / "metrics.jsonl", 3, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "rl-lab resume cut" in errors.decode()
     assert RunDirectory.open(tmp_path / "cut").read_status()["state"] == "interrupted"
     api.resume("cut", runs_dir=tmp_path, quiet=True)

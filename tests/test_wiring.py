@@ -54,9 +54,22 @@ def test_settings_are_read_from_their_blocks(config: dict[str, Any]) -> None:
     assert settings.evaluation.final_episodes == 2
 
 
-def test_a_limit_ends_every_phase_after_so_many_cycles(config: dict[str, Any]) -> None:
-    (phase,) = read_settings(config).phases
-    assert (phase.duration_cycles, phase.duration_steps) == (3, None)
+@pytest.mark.parametrize(
+    ("phase", "updates", "cycles"),
+    [
+        ({"collect_steps": 1, "duration_steps": 100}, 3, None),  # it learns: however many rows a batch needs
+        ({"collect_steps": 1, "duration_steps": 100, "workflow_hooks": []}, None, 3),
+        ({"collect_steps": 1, "duration_cycles": 2}, 2, None),  # shorter already
+        ({"type": "offline", "duration_updates": 1}, 1, None),
+        ({"type": "eval_only", "duration_cycles": 5}, None, 3),
+    ],
+)
+def test_a_limit_ends_every_phase_after_so_many_cycles_or_updates(
+    config: dict[str, Any], phase: dict[str, Any], updates: int | None, cycles: int | None
+) -> None:
+    config["training"]["phases"] = [{"name": "train", **phase}]
+    (limited,) = read_settings(config).phases
+    assert (limited.duration_updates, limited.duration_cycles, limited.duration_steps) == (updates, cycles, None)
 
 
 def set_path(config: dict[str, Any], path: str, value: Any) -> None:
@@ -169,6 +182,19 @@ def test_an_algorithm_must_be_a_workflow(config: dict[str, Any]) -> None:
     config["algorithm"] = {"_target_": "torch.nn.Identity"}
     with pytest.raises(ConfigError, match=r"algorithm\._target_ builds a Identity, which is not a Workflow"):
         check(config)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "workflow"), [("dqn_cartpole", "DQN"), ("dqn_cartpole_rainbow", "DQN"), ("sac_pendulum", "SAC")]
+)
+def test_a_buffer_of_other_steps_than_the_algorithm_is_refused(experiment: str, workflow: str) -> None:
+    config = compose(experiment, ["preset=debug", "algorithm.n_step=2", "buffers.replay.n_step=4"])
+    with pytest.raises(ConfigError) as refusal:
+        check(config)
+    assert str(refusal.value) == (
+        f"algorithm.n_step is 2, so {workflow} learns from 3 rows at a time, but buffer 'replay' gives 5: write "
+        "`buffers.replay.n_step: ${algorithm.n_step}`."
+    )
 
 
 # --- parts -------------------------------------------------------------------------------------

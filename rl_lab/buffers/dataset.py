@@ -51,6 +51,7 @@ def write_dataset(path: Path, episodes: Iterable[Arrays], description: Callable[
     """Write episodes as they come, then what `description` says of them; nothing is at `path` before all of it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had our number, as in a container begun anew
     partial.mkdir()
     try:
         chunks = list(_write_chunks(partial, episodes))

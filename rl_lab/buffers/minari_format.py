@@ -8,6 +8,7 @@ collection does.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -142,11 +143,16 @@ def write_minari(
     algorithm: str,
     description: str,
 ) -> Path:
-    """Write episodes as they come; `gymnasium_spec` lets Minari recover the environment, None where it could not."""
+    """Write episodes as they come, under another name until all are there: a killed collection leaves no half dataset.
+
+    `gymnasium_spec` lets Minari recover the environment; None where it could not.
+    """
     minari = import_minari()
     folder = dataset_folder(dataset_id)
-    if folder.exists():
-        shutil.rmtree(folder)
+    name, _, version = dataset_id.rpartition("-v")
+    partial_id = f"{name}_partial_{os.getpid()}-v{version}"  # Minari's ids have no dot to hide behind
+    partial = dataset_folder(partial_id)
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had our number
     from minari.data_collector import EpisodeBuffer
     from minari.serialization import deserialize_space
 
@@ -166,7 +172,7 @@ def write_minari(
         with warnings.catch_warnings():  # that author, code and e-mail are unknown is no news to anybody here
             warnings.simplefilter("ignore", UserWarning)
             minari.create_dataset_from_buffers(
-                dataset_id,
+                partial_id,
                 buffer=buffers(),
                 env=gymnasium_spec,
                 observation_space=deserialize_space(json.dumps(_observation_space(spec))),
@@ -175,9 +181,13 @@ def write_minari(
                 description=description,
                 jpeg_encoding=False,  # uint8 images stay what they were
             )
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        metadata = partial / "data" / "metadata.json"  # Minari has no way to rename a dataset
+        metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "dataset_id": dataset_id}))
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 

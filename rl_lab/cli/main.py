@@ -1,11 +1,12 @@
 """The dispatcher behind `rl-lab` and `python -m rl_lab`: find the command, run it, turn errors into exit codes.
 
-0 done · 1 failed · 2 a wrong command line or config · 130 interrupted.
+0 done · 1 failed · 2 a wrong command line or config · 130 interrupted by Ctrl-C · 143 by SIGTERM.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -40,7 +41,7 @@ COMMANDS = {
 }
 SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in group.items()}
 MODULES = {"list": "list_runs"}
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a closed pipe must show itself here, not at interpreter exit
     except SystemExit as request:  # argparse's --help
         return int(request.code or 0)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:  # Python's own has no arguments
         print("\ninterrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return 128 + int(*interruption.args or (signal.SIGINT,))
     except BrokenPipeError:
         if not _stdout_is_closed():
             raise

@@ -41,12 +41,12 @@ def train_all(sweep: Sequence[tuple[str, list[str]]], arguments: argparse.Namesp
     jobs = min(arguments.jobs or default_jobs(), len(members))
     if not arguments.quiet:
         print(f"{len(members)} trainings, {jobs} at a time")
-    interrupted = _Supervisor(members, jobs).run()
+    signal_number = _Supervisor(members, jobs).run()
     if not arguments.quiet:
         print(summary(members, runs_dir_of(arguments)))
-    if interrupted:
+    if signal_number is not None:
         print("interrupted: the same command with --run-id and --resume goes on", file=sys.stderr)
-        return 130
+        return 128 + signal_number
     return 0 if all(member.exit_code == 0 for member in members) else 1
 
 
@@ -106,10 +106,10 @@ class _Supervisor:
     def __init__(self, members: list[Member], jobs: int) -> None:
         self.members = members
         self.jobs = jobs
-        self.signals_seen = 0
+        self.signals_seen: list[int] = []
 
-    def run(self) -> bool:
-        """Until every process has ended; True when a signal cut the sweep short."""
+    def run(self) -> int | None:
+        """Until every process has ended; the number of the signal that cut the sweep short, if one did."""
         handlers = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             waiting = list(self.members)
@@ -121,7 +121,7 @@ class _Supervisor:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        return self.signals_seen > 0
+        return self.signals_seen[0] if self.signals_seen else None
 
     def _running(self) -> list[Member]:
         return [member for member in self.members if member.process is not None and member.exit_code is None]
@@ -152,12 +152,12 @@ class _Supervisor:
                 member.exit_code = exit_code
 
     def _forward(self, number: int, frame: object) -> None:
-        self.signals_seen += 1
-        if self.signals_seen == 1:
+        self.signals_seen.append(number)
+        if len(self.signals_seen) == 1:
             print("\nstopping: each training saves first; again to hurry, three times to kill", file=sys.stderr)
         for member in self._running():
             assert member.process is not None
-            member.process.send_signal(signal.SIGKILL if self.signals_seen >= PATIENCE else number)
+            member.process.send_signal(signal.SIGKILL if len(self.signals_seen) >= PATIENCE else number)
 
 
 def _relay(lines: IO[str], label: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from rl_lab.api import Run
 
 # `stopped` is a run that reached a goal or a limit of its own; the work is done.
-EXIT_CODES = {"finished": 0, "stopped": 0, "interrupted": 130}
+EXIT_CODES = {"finished": 0, "stopped": 0}
 
 
 def report(run: Run, *, quiet: bool) -> int:
@@ -20,6 +21,8 @@ def report(run: Run, *, quiet: bool) -> int:
         print(run.id)
         if status["message"]:
             print(f"{status['state']}: {status['message']}", file=sys.stderr)
+    if status["state"] == "interrupted":
+        return 128 + (run.signal_number or signal.SIGINT)  # as shells say it: 130 after Ctrl-C, 143 after SIGTERM
     return EXIT_CODES.get(status["state"], 1)
 
 

@@ -338,7 +338,7 @@ def fits(shape: Shape) -> bool:
     )
 
 
-def forward(
+def follow(
     products: Products,
     weights: Weights,
     shape: Shape,
@@ -363,7 +363,7 @@ def forward(
     )  # fmt: skip
 
 
-def backward(
+def trace_back(
     products: Products,
     weights: Weights,
     shape: Shape,

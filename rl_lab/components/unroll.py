@@ -180,7 +180,7 @@ class _Unroll(Function):
         rows.state[0, :, D:] = stoch * keep[0].unsqueeze(-1)
         results = (deters, stochs, parameters)
         if whole := whole_sequence_for(shape, deter.device):
-            whole.forward(products, weights, shape, rows, from_embedding, keep, noise, *results)
+            whole.follow(products, weights, shape, rows, from_embedding, keep, noise, *results)
         else:
             _forward(products, weights, shape, rows, from_embedding, keep, noise, *results)
         ctx.shape, ctx.products, ctx.rows = shape, products, rows
@@ -195,7 +195,7 @@ class _Unroll(Function):
         back = Slopes(shape, products, rows, Weights(*tensors), keep, parameters)
         told = (from_deter.contiguous(), from_stoch.contiguous(), from_parameters.contiguous())
         if whole := whole_sequence_for(shape, keep.device):
-            whole.backward(products, back.learned, shape, rows, back, keep, parameters, *told)
+            whole.trace_back(products, back.learned, shape, rows, back, keep, parameters, *told)
         else:
             back.states(*told)
         gradients = back.weights()

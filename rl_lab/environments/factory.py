@@ -6,7 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium as gym
@@ -20,9 +20,10 @@ from rl_lab.environments.cell import Cell
 from rl_lab.environments.lookup import find
 from rl_lab.environments.recipe import Blueprint, Recipe, blueprint
 from rl_lab.environments.rendering import prepare_headless
-from rl_lab.environments.snapshot import capture
+from rl_lab.environments.snapshot import capture, layers
 from rl_lab.environments.vector import NativeEnvironment, SyncEnvironment, allocate_rows
 from rl_lab.environments.wrappers import check_wrappers
+from rl_lab.environments.wrappers_observation import ActionMask
 from rl_lab.types import ConfigError, EnvironmentFault, did_you_mean
 from rl_lab.utils.seeding import STREAMS, stream_seed
 
@@ -71,6 +72,8 @@ def make_environment(
     plan = blueprint(scratch, recipe)
     native = _native_maker(registered, recipe, num_envs)
     with untouched_chance():
+        if any(isinstance(layer, ActionMask) for layer in layers(scratch)):
+            _ask_for_mask(scratch, plan)
         chosen = _choose(vectorization, registered, recipe, plan, scratch, num_envs, native)
     scratch.close()
     seeds = [stream_seed(seed, stream, i) for i in range(num_envs)]
@@ -78,6 +81,13 @@ def make_environment(
         return NativeEnvironment(native, plan, num_envs=num_envs, seed=seeds[0], max_restarts=max_restarts)
     build = AsyncEnvironment if chosen == "async" else SyncEnvironment
     return build(recipe, plan, num_envs=num_envs, seeds=seeds, max_restarts=max_restarts)
+
+
+def _ask_for_mask(scratch: gym.Env, plan: Blueprint) -> None:
+    """Masks show themselves with the first row only: where there are none, no run should have begun."""
+    with suppress(EnvironmentFault):  # errors of its own come later, where they are forgiven
+        cell = Cell(lambda: scratch, plan.observations, index=0, seed=0, max_restarts=0)
+        cell.begin(allocate_rows(plan.observations, 1), 0)
 
 
 def _check_numbers(num_envs: int, action_repeat: int, time_limit: int | None, max_restarts: int) -> None:

@@ -296,5 +296,6 @@ class ActionMask(gym.Wrapper):
                 return found() if callable(found) else found
         raise ConfigError(
             "wrapper 'action_mask' found no mask: the environment must put 'action_mask' into info, or have a method "
-            "action_masks() that returns one boolean per action. Leave action_masks off for this environment."
+            "action_masks() that returns one boolean per action. Write environment.action_masks: false, or take the "
+            "wrapper out: every action is always allowed here."
         )

@@ -115,6 +115,9 @@ class Orchestrator:
         self.workflow.check_phase(phase)
         if phase.type != "eval_only":
             self._check_rows_come(phase)
+            num_rows = getattr(self.buffers[phase.buffer], "sequence_length", None)  # some say it beforehand
+            if num_rows is not None and phase.workflow_hooks:
+                self.workflow.check_rows(num_rows, buffer=phase.buffer)
 
     def _check_rows_come(self, phase: Phase) -> None:
         """Refuse a phase that would find no rows, or would bring rows where none are taken."""

@@ -44,6 +44,7 @@ class Workflow(ABC):
     extra_bytes_per_row: int = 0  # what `act` keeps with each row of an environment: for the prediction of memory
     phase_options: ClassVar[tuple[str, ...]] = ()  # keys a phase may set under `options:`
     is_on_policy: ClassVar[bool] = False  # learns only from what its own policy did
+    n_step: int | None = None  # an update learns from sequences of n_step + 1 rows; None: of any length
 
     context: WorkflowContext
 
@@ -112,6 +113,14 @@ class Workflow(ABC):
                     f"{did_you_mean(name, parts)} There are: {', '.join(parts)}."
                 )
         self.policy(phase.controller)
+
+    def check_rows(self, num_rows: int, *, buffer: str) -> None:
+        """Refuse a buffer whose sequences have another number of rows than an update learns from."""
+        if self.n_step is not None and num_rows != self.n_step + 1:
+            raise ConfigError(
+                f"algorithm.n_step is {self.n_step}, so {type(self).__name__} learns from {self.n_step + 1} rows at a "
+                f"time, but buffer '{buffer}' gives {num_rows}: write `buffers.{buffer}.n_step: ${{algorithm.n_step}}`."
+            )
 
     @classmethod
     def hooks(cls) -> tuple[str, ...]:

@@ -129,12 +129,7 @@ class DQN(Workflow):
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
         """One gradient step on rows `[B, n+1]` from replay; notes each transition's `priority` in the batch."""
-        rows = batch["reward"].shape[1]
-        if rows != self.n_step + 1:
-            raise ConfigError(
-                f"algorithm.n_step is {self.n_step}, so DQN learns from {self.n_step + 1} rows at a time, but buffer "
-                f"'{phase.buffer}' gave {rows}: write `buffers.{phase.buffer}.n_step: ${{algorithm.n_step}}`."
-            )
+        self.check_rows(batch["reward"].shape[1], buffer=phase.buffer)
         prepared = named(self.optimizer.prepare(phase.progress))
         runtime, rows_kept = self.context.runtime, batch
         if runtime.device.type != "cpu":

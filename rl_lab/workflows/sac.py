@@ -102,12 +102,7 @@ class SAC(Workflow):
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
         """One gradient step of the critics and, every `policy_every` updates, of the actor and the temperature."""
-        length = batch["reward"].shape[1]
-        if length != self.n_step + 1:
-            raise ConfigError(
-                f"SAC learns from {self.n_step + 1} rows at a time (algorithm.n_step is {self.n_step}), but the buffer "
-                f"'{phase.buffer}' gave {length}: write `buffers.{phase.buffer}.n_step: ${{algorithm.n_step}}`."
-            )
+        self.check_rows(batch["reward"].shape[1], buffer=phase.buffer)
         with_policy = phase.progress.run.updates % self.policy_every == 0
         metrics: Metrics = {}
         for name, optimizer in self.optimizers.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,39 @@ def test_a_dataset_that_fails_half_way_leaves_nothing(minari: Any, tmp_path: Pat
 
     with pytest.raises(KeyboardInterrupt):
         write(failing(), LONE, lambda action: action)
-    assert not (tmp_path / "minari" / "toy" / "test-v0").exists()
+    assert not list((tmp_path / "minari" / "toy").glob("test*"))
+
+
+def test_a_dataset_bears_its_name_only_once_it_is_whole(minari: Any, tmp_path: Path) -> None:
+    place = tmp_path / "minari" / "toy" / "test-v0"
+
+    def watched() -> Any:
+        yield episode(4, spec=LONE, seed=0)
+        assert not place.exists()
+        yield episode(4, spec=LONE, seed=1)
+
+    write(watched(), LONE, lambda action: action)
+    assert list(minari.list_local_datasets()) == ["toy/test-v0"]
+    assert minari.load_dataset("toy/test-v0").spec.dataset_id == "toy/test-v0"
+
+
+def test_what_a_killed_process_of_our_number_left_is_no_obstacle(minari: Any, tmp_path: Path) -> None:
+    (tmp_path / "minari" / "toy" / f"test_partial_{os.getpid()}-v0" / "data").mkdir(parents=True)
+    write([episode(4, spec=LONE, seed=0)], LONE, lambda action: action)
+    assert list(minari.list_local_datasets()) == ["toy/test-v0"]
+
+
+def test_the_dataset_before_stays_until_the_new_one_is_whole(minari: Any) -> None:
+    def failing() -> Any:
+        yield episode(4, spec=LONE, seed=0)
+        raise KeyboardInterrupt
+
+    write([episode(7, spec=LONE, seed=0)], LONE, lambda action: action)
+    with pytest.raises(KeyboardInterrupt):
+        write(failing(), LONE, lambda action: action)
+    assert minari.load_dataset("toy/test-v0").total_steps == 7
+    write([episode(2, spec=LONE, seed=0)], LONE, lambda action: action)
+    assert minari.load_dataset("toy/test-v0").total_steps == 2
 
 
 def test_unknown_and_misspelt_ids_are_refused(minari: Any) -> None:

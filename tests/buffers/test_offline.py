@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,13 @@ def test_a_dataset_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_dataset(tmp_path / "data", failing(), dict)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_of_our_number_left_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / f".data.partial-{os.getpid()}").mkdir()
+    (tmp_path / f".data.partial-{os.getpid()}" / "chunk_00007.npz").touch()
+    files = {file.name for file in write(tmp_path / "data", [episode(0)]).iterdir()}
+    assert files == {"dataset.json", "chunk_00000.npz"} and len(list(tmp_path.iterdir())) == 1
 
 
 # --- sampling ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +119,11 @@ def test_ctrl_c_is_130(rl: Any, fake: Any) -> None:
     fake("api", play=Calls(KeyboardInterrupt()))
     answer = rl("play", "x")
     assert answer.code == 130 and "interrupted" in answer.err
+
+
+def test_leaving_at_once_says_by_which_signal(rl: Any, fake: Any) -> None:
+    fake("api", train=Calls(KeyboardInterrupt(signal.SIGTERM)))
+    assert rl("train").code == 143
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -13,10 +13,11 @@ from rl_lab.cli.parsing import split_words
 from rl_lab.types import ConfigError
 
 
-def a_run(state: str = "finished") -> SimpleNamespace:
+def a_run(state: str = "finished", signal_number: int | None = None) -> SimpleNamespace:
     return SimpleNamespace(
         id="r1",
         path=Path("runs/r1"),
+        signal_number=signal_number,
         status={"state": state, "message": "Continue with `rl-lab resume r1`." if state == "interrupted" else ""},
     )
 
@@ -87,6 +88,16 @@ def test_options_are_passed_on(rl: Any, below: SimpleNamespace) -> None:
 def test_exit_code_says_how_the_run_ended(rl: Any, below: SimpleNamespace, state: str, code: int) -> None:
     below.api.train.answer = a_run(state)
     assert rl("train").code == code
+
+
+@pytest.mark.parametrize(
+    ("state", "number", "code"), [("interrupted", 15, 143), ("interrupted", 2, 130), ("finished", 15, 0)]
+)
+def test_exit_code_of_an_interrupted_run_names_the_signal(
+    rl: Any, below: SimpleNamespace, state: str, number: int, code: int
+) -> None:
+    below.api.train.answer = below.api.resume.answer = a_run(state, number)
+    assert rl("train").code == rl("resume", "r1").code == code
 
 
 def test_quiet_prints_the_id_alone(rl: Any, below: SimpleNamespace) -> None:

@@ -26,7 +26,8 @@ def test_every_direct_dependency_is_pinned() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
     extras = PROJECT["project"]["optional-dependencies"].values()
-    direct = {normal(each) for group in [PROJECT["project"]["dependencies"], *extras] for each in group} - {"rl-lab"}
+    direct = {normal(each) for group in [PROJECT["project"]["dependencies"], *extras] for each in group}
+    direct -= {"rl-lab", "triton"}  # a GPU build of torch names the triton it needs: a pin here could contradict it
     assert direct <= {normal(line) for line in lines}
     assert {"torch==2.13.0", "mujoco==3.17.0"} <= set(lines)
 

@@ -159,10 +159,19 @@ def test_bernoulli_thompson_finds_the_best_chance() -> None:
     [
         (EpsilonGreedy, {"epsilon": 1.5}, r"components\.strategy\.epsilon is 1\.5: write a number from 0 to 1"),
         (EpsilonGreedy, {"step_size": 0.0}, r"components\.strategy\.step_size is 0\.0: write a number above 0"),
-        (UCB, {"confidence": -1.0}, r"confidence is -1\.0: write a number above 0"),
-        (GradientBandit, {"step_size": -0.1}, r"step_size is -0\.1: write a number above 0"),
-        (GaussianThompson, {"prior_std": 0.0}, r"prior_std is 0\.0: write a number above 0"),
-        (BernoulliThompson, {"prior_failures": 0.0}, r"prior_failures is 0\.0: write a number above 0"),
+        (
+            EpsilonGreedy,
+            {"step_size": 5.0},
+            r"step_size is 5\.0: write a number above 0 and at most 1, or null for means",
+        ),
+        (EpsilonGreedy, {"step_size": math.nan}, r"step_size is nan: write a number above 0 and at most 1"),
+        (EpsilonGreedy, {"initial_value": math.nan}, r"initial_value is nan: write a finite number"),
+        (GaussianThompson, {"prior_mean": math.inf}, r"prior_mean is inf: write a finite number"),
+        (GradientBandit, {"step_size": math.inf}, r"step_size is inf: write a finite number above 0"),
+        (UCB, {"confidence": -1.0}, r"confidence is -1\.0: write a finite number above 0"),
+        (GradientBandit, {"step_size": -0.1}, r"step_size is -0\.1: write a finite number above 0"),
+        (GaussianThompson, {"prior_std": 0.0}, r"prior_std is 0\.0: write a finite number above 0"),
+        (BernoulliThompson, {"prior_failures": 0.0}, r"prior_failures is 0\.0: write a finite number above 0"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(strategy: Any, settings: dict[str, float], message: str) -> None:

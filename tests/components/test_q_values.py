@@ -273,11 +273,19 @@ def test_other_actions_are_refused_with_the_algorithm_to_use(kind: type[Any], ac
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        (QValues, {"huber_threshold": 0.0}, r"huber_threshold is 0; write a number above 0"),
-        (QuantileQ, {"huber_threshold": -1.0}, r"huber_threshold is -1; write a number above 0"),
+        (QValues, {"huber_threshold": 0.0}, r"huber_threshold is 0; write a finite number above 0"),
+        (QuantileQ, {"huber_threshold": -1.0}, r"huber_threshold is -1; write a finite number above 0"),
         (QuantileQ, {"num_quantiles": 1}, r"num_quantiles is 1; write a whole number of at least 2"),
         (CategoricalQ, {"num_atoms": 1}, r"num_atoms is 1; write a whole number of at least 2"),
         (CategoricalQ, {"lowest": 2.0, "highest": 2.0}, r"lowest is 2 and highest is 2; the first must be below"),
+        (
+            CategoricalQ,
+            {"highest": math.inf},
+            r"highest is inf; the first must be below the second, both finite\. Write",
+        ),
+        (CategoricalQ, {"lowest": -math.inf}, r"lowest is -inf and"),
+        (CategoricalQ, {"lowest": math.nan}, r"lowest is nan and"),
+        (QValues, {"huber_threshold": math.inf}, r"huber_threshold is inf; write a finite number above 0"),
     ],
 )
 def test_impossible_settings_are_refused(kind: type[Any], settings: dict[str, Any], message: str) -> None:

@@ -228,10 +228,17 @@ def test_several_choices_at_once_are_refused() -> None:
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"log_std_bounds is \[2.0, -5.0\]; allowed is \[lowest, highest\]"):
         SoftActor(input_size=4, action=CONTINUOUS, log_std_bounds=(2.0, -5.0))
-    with pytest.raises(ConfigError, match="temperature: initial is 0.0; allowed is a number above 0"):
+    with pytest.raises(ConfigError, match="temperature: initial is 0.0; allowed is a finite number above 0"):
         Temperature(action=CONTINUOUS, initial=0.0)
     with pytest.raises(ConfigError, match="temperature: target_share is 1.5; allowed is above 0, up to 1"):
         Temperature(action=DISCRETE, target_share=1.5)
+    for value in (math.nan, math.inf):
+        with pytest.raises(ConfigError, match=f"temperature: target_entropy is {value}; allowed is a finite number of"):
+            Temperature(action=CONTINUOUS, target_entropy=value)
+        with pytest.raises(ConfigError, match=f"temperature: initial is {value}; allowed is a finite number above 0"):
+            Temperature(action=CONTINUOUS, initial=value)
+    with pytest.raises(ConfigError, match=r"log_std_bounds is \[-inf, 2.0\]; allowed is \[lowest, highest\]"):
+        SoftActor(input_size=4, action=CONTINUOUS, log_std_bounds=(-math.inf, 2.0))
     with pytest.raises(ConfigError, match="random shift: pixels is 0"):
         RandomShift(observation={"image": ArraySpec((9, 9, 1), "uint8")}, pixels=0)
     with pytest.raises(ConfigError, match="random shift: no observation is an image; there are v"):

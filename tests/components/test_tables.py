@@ -93,3 +93,8 @@ def test_unknown_and_missing_keys_are_refused() -> None:
         ValueTable(observation=FIVE_STATES, action=TWO_ACTIONS, keys=["discreet"])
     with pytest.raises(ConfigError, match=r"components\.table\.keys is empty: name at least one"):
         ValueTable(observation=FIVE_STATES, action=TWO_ACTIONS, keys=[])
+
+
+def test_a_value_to_start_from_is_finite() -> None:
+    with pytest.raises(ConfigError, match=r"components\.table\.initial_value is nan: write a finite number"):
+        ValueTable(observation=FIVE_STATES, action=TWO_ACTIONS, initial_value=float("nan"))

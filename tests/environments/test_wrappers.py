@@ -141,8 +141,17 @@ def test_action_masks_come_from_info_or_a_method() -> None:
     environment = make_environment(id="Taxi-v4", num_envs=2, action_masks=True)
     rows = environment.reset()
     assert set(rows.observation) == {"discrete", "action_mask"} and rows.observation["action_mask"].shape == (2, 6)
-    with pytest.raises(ConfigError, match="found no mask: the environment must put 'action_mask' into info"):
-        make_environment(id="CartPole-v1", action_masks=True).reset()
+
+
+@pytest.mark.parametrize("vectorization", ["auto", "sync", "async"])
+@pytest.mark.parametrize("masked", [{"action_masks": True}, {"wrappers": [{"id": "action_mask"}]}])
+def test_masks_that_are_not_there_are_refused_before_anything_runs(vectorization: str, masked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="found no mask: .* Write environment.action_masks: false, or take the wrap"):
+        make_environment(id="CartPole-v1", num_envs=1, vectorization=vectorization, **masked)
+
+
+def test_an_environment_that_fails_when_asked_for_its_mask_is_left_to_the_run() -> None:
+    make_environment(id="rl_lab/Faulty-v0", kwargs={"raise_in_reset_at": 1}, action_masks=True).close()
 
 
 def test_a_mask_of_the_wrong_length_is_refused() -> None:

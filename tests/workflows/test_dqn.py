@@ -250,7 +250,9 @@ def test_numbers_outside_their_range_are_refused(settings: dict[str, Any], messa
 
 
 def test_a_buffer_that_gives_another_number_of_rows_is_refused() -> None:
-    message = r"n_step is 1, so DQN learns from 2 rows at a time, but buffer 'replay' gave 3: write `buffers\.replay\.n"
+    message = (
+        r"n_step is 1, so DQN learns from 2 rows at a time, but buffer 'replay' gives 3: write `buffers\.replay\.n"
+    )
     with pytest.raises(ConfigError, match=message):
         make().update_controller(rows([[2, 0], [3, 4], [5, 6]], [0, 1, 2]), phase=PHASE)
 

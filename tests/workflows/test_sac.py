@@ -307,7 +307,7 @@ def test_impossible_settings_are_refused() -> None:
 
 
 def test_rows_of_another_length_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"SAC learns from 2 rows .* 'replay' gave 4: write `buffers.replay.n_step"):
+    with pytest.raises(ConfigError, match=r"SAC learns from 2 rows .* 'replay' gives 4: write `buffers.replay.n_step"):
         make().update_controller(rows(length=4), phase=PHASE)
 
 

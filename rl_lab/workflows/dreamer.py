@@ -57,6 +57,7 @@ class Dreamer(LatentStateWorkflow):
         horizon: int = 15,
         dream_last: int | None = None,
         free_nats: float = 1.0,
+        exploration_noise: float = 0.0,
         policy_gradient: Literal["reinforce", "dynamics"] = "reinforce",
         slow_critic_rate: float = 0.02,
         slow_critic_every: int = 1,
@@ -68,14 +69,16 @@ class Dreamer(LatentStateWorkflow):
             raise ConfigError(f"algorithm.horizon is {horizon}: dreams need at least 1 step.")
         if dream_last is not None and dream_last < 2:
             raise ConfigError(f"algorithm.dream_last is {dream_last}: write 2 rows or more, or null for all of them.")
-        if free_nats < 0.0 or slow_regularizer < 0.0:
+        if min(free_nats, slow_regularizer, exploration_noise) < 0.0:
             raise ConfigError(
-                f"algorithm.free_nats is {free_nats} and slow_regularizer is {slow_regularizer}: write numbers from 0."
+                f"algorithm.free_nats is {free_nats}, slow_regularizer is {slow_regularizer} and exploration_noise is "
+                f"{exploration_noise}: write numbers from 0."
             )
         self.discount = checked_share("discount", discount)
         self.lambda_ = checked_share("lambda_", lambda_)
         self.horizon, self.dream_last = horizon, dream_last
         self.free_nats, self.policy_gradient = free_nats, policy_gradient
+        self.exploration_noise = exploration_noise
         self.slow_critic_rate, self.slow_critic_every = slow_critic_rate, slow_critic_every
         self.slow_target, self.slow_regularizer = slow_target, slow_regularizer
         self.loss_scales = checked_scales(loss_scales, algorithm="Dreamer", terms=sum(TERMS.values(), ()))
@@ -98,6 +101,12 @@ class Dreamer(LatentStateWorkflow):
                 "actor and critic instead of agent. Write `policy_gradient: reinforce`."
             )
 
+        if self.exploration_noise and context.spec.action.kind != "continuous":
+            raise ConfigError(
+                f"algorithm.exploration_noise is {self.exploration_noise}, but noise suits continuous actions alone "
+                f"and those of {context.spec.id} are {context.spec.action.kind}: write 0.0."
+            )
+
     def check_phase(self, phase: Phase) -> None:
         super().check_phase(phase)
         if "update" in phase.workflow_hooks and "" not in self.terms:
@@ -113,7 +122,10 @@ class Dreamer(LatentStateWorkflow):
         with self.context.runtime.autocast():
             state = self.observe(time_step, state, mode=mode)
             policy = self.actor(self.dynamics.features(state), time_step.observation.get("action_mask"))
-        return self.answer(policy.mode() if mode == "eval" else policy.sample(), state, mode=mode)
+        action = policy.mode() if mode == "eval" else policy.sample()
+        if mode == "train" and self.exploration_noise:
+            action = torch.add(action, torch.randn_like(action), alpha=self.exploration_noise).clamp(-1.0, 1.0)
+        return self.answer(action, state, mode=mode)
 
     # --- learning ---
 

@@ -294,6 +294,15 @@ def test_a_new_episode_forgets_and_an_old_one_goes_on() -> None:
     assert first.extras == {}
 
 
+def test_exploration_noise_is_added_while_collecting_and_actions_stay_in_their_range() -> None:
+    overrides = ("algorithm.exploration_noise=100.0",)
+    workflow, _ = make(action=ActionSpec("continuous", (2,)), overrides=overrides)
+    seen = time_step({"vector": torch.randn(50, 3)}, [True] * 50)
+    noisy = workflow.act(seen, None, mode="train").action
+    assert (noisy.abs() == 1.0).float().mean() > 0.9  # noise this large is nearly always cut at the edge
+    assert (workflow.act(seen, None, mode="eval").action.abs() < 1.0).all()
+
+
 def test_rows_of_another_controller_keep_a_blank_context() -> None:
     workflow, _ = make()
     random = workflow.policy("random")
@@ -434,7 +443,12 @@ def test_sizes_are_those_of_the_reference(
     [
         ("algorithm.horizon=0", "algorithm.horizon is 0: dreams need at least 1 step"),
         ("algorithm.dream_last=1", "algorithm.dream_last is 1: write 2 rows or more, or null for all of them"),
-        ("algorithm.free_nats=-1.0", "algorithm.free_nats is -1.0 and slow_regularizer is 1.0: write numbers from 0"),
+        (
+            "algorithm.free_nats=-1.0",
+            "algorithm.free_nats is -1.0, slow_regularizer is 1.0 and exploration_noise is 0.0",
+        ),
+        ("algorithm.exploration_noise=-0.1", "exploration_noise is -0.1: write numbers from 0"),
+        ("algorithm.exploration_noise=0.3", "exploration_noise is 0.3, but noise suits continuous actions alone"),
         ("algorithm.policy_gradient=dynamics", "policy_gradient is dynamics: that needs continuous actions and"),
         ("algorithm.lambda_=1.5", "algorithm.lambda_ is 1.5: write a number from 0 to 1"),
     ],

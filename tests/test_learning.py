@@ -6,7 +6,7 @@ import pytest
 
 from rl_lab.composition import compose
 from rl_lab.wiring import build
-from tests.tiny_dreamer import TINY_DREAMER
+from tests.tiny_dreamer import TINY_DREAMER, TINY_OLDER_DREAMER
 from tests.tiny_planet import TINY_PLANET
 
 FAST_PPO = [
@@ -128,6 +128,18 @@ def test_dreamer_remembers_what_it_saw() -> None:
     quick = ["algorithm.horizon=3", "buffers.replay.sequence_length=9", "+environment.kwargs.delay=0"]
     rate = "optimizers.agent.learning_rate=constant(2e-3, warmup=50 updates)"
     assert score("dreamer_v3_recall", *small, *quick, rate, steps(1_200)) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("experiment", "latent", "count"),
+    [
+        ("dreamer_v1", ["components.dynamics.latent.size=4", "algorithm.free_nats=1.0"], 1_000),
+        ("dreamer_v2", [f"components.dynamics.latent.{name}=8" for name in ("groups", "classes")], 1_600),
+    ],
+)
+def test_the_older_dreamers_learn_through_their_models(experiment: str, latent: list[str], count: int) -> None:
+    toy = ["environment.id=rl_lab/PointMass-v0", *TINY_OLDER_DREAMER, *latent]
+    assert score(experiment, *toy, steps(count)) > 1.5 * score_limit("rl_lab/PointMass-v0")  # returns < 0
 
 
 def test_planet_learns_a_model_that_is_worth_planning_in() -> None:

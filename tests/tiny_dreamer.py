@@ -27,6 +27,21 @@ TINY_DREAMER = [
     "training.phases.prefill.duration_steps=400",
     "training.phases.train.updates_per_step=0.25",
 ]
+TINY_OLDER_DREAMER = [  # V1 and V2: other parts, and an optimiser each
+    *(f"components.{part}.layers=1" for part in ("encoder", "decoder", "reward_head", "continue_head")),
+    *(f"components.{part}.units=32" for part in ("encoder", "decoder", "reward_head", "continue_head")),
+    *(f"components.dynamics.{name}=32" for name in ("deter", "hidden")),
+    *(f"controllers.{part}.{size}" for part in ("actor", "critic") for size in ("layers=1", "units=32")),
+    "algorithm.horizon=6",
+    "environment.num_envs=8",
+    "buffers.replay.batch_size=16",
+    "buffers.replay.sequence_length=17",
+    "buffers.replay.capacity_rows=20000",
+    "optimizers.world_model.learning_rate=3e-3",
+    *(f"optimizers.{part}.learning_rate=2e-3" for part in ("actor", "critic")),
+    "training.phases.prefill.duration_steps=800",
+    "training.phases.train.updates_per_step=0.25",
+]
 
 
 def random_rows(observation: dict[str, ArraySpec], action: ActionSpec, *, size: int = 3, length: int = 7) -> Batch:

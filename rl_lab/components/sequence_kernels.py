@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ROWS = 16  # of one program: the least that a matrix product takes
 WARPS = 8  # of 4, 8 and 16 the fastest on an H200
+SHARED_BYTES = 160 * 1024  # that a program may have on an A100 or later; the weights of size 1m take 112 KiB of them
 
 
 @triton.jit
@@ -324,18 +325,28 @@ def _backward(
 # --- from torch ---------------------------------------------------------------------------------
 
 
-def fits(shape: Shape) -> bool:
+def fits(shape: Shape, device: torch.device) -> bool:
     """Whether a block's weights fit into a multiprocessor's memory and all programs are there at the same time."""
     width, classes = shape.deter // shape.blocks, shape.stoch // shape.groups
     return (
         shape.low.itemsize == 2
         and shape.batch % ROWS == 0
-        and shape.blocks * (shape.batch // ROWS) <= 64  # half of an H200: programs that wait must not keep others out
+        and can_hold(device, programs=shape.blocks * (shape.batch // ROWS), shared_bytes=SHARED_BYTES)
         and all(size & (size - 1) == 0 for size in (width, shape.hidden, shape.groups, classes))
         and 16 <= width <= 64
         and 16 <= shape.hidden <= 64
         and 16 <= shape.stoch <= 128
     )
+
+
+def can_hold(device: torch.device, *, programs: int, shared_bytes: int) -> bool:
+    """Whether so many programs can be at work at the same time and still leave half of the device to others: one that
+    waits for a program that never gets its turn would wait for ever."""
+    if torch.version.hip is not None:
+        return False  # never tried there
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = triton.runtime.driver.active.utils.get_device_properties(index)
+    return bool(found["multiprocessor_count"] >= 2 * programs and found["max_shared_mem"] >= shared_bytes)
 
 
 def follow(

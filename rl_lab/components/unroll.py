@@ -152,7 +152,7 @@ def whole_sequence_for(shape: Shape, device: torch.device) -> Any:
         return None
     from rl_lab.components import sequence_kernels
 
-    return sequence_kernels if sequence_kernels.fits(shape) else None
+    return sequence_kernels if sequence_kernels.fits(shape, device) else None
 
 
 class _Unroll(Function):

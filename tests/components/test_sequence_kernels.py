@@ -9,6 +9,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +150,21 @@ def make_shape(weights: unroll.Weights, start: State, low: torch.dtype = torch.f
     return unroll.Shape.of(weights, start["deter"], start["stoch"], **constants)
 
 
+H200 = {"multiprocessor_count": 132, "max_shared_mem": 232_448}
+RTX_4090 = {"multiprocessor_count": 128, "max_shared_mem": 101_376}
+SLICE = {"multiprocessor_count": 14, "max_shared_mem": 232_448}  # of a GPU that several people share
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, int]], None]:
+    def pretend(properties: dict[str, int]) -> None:
+        utils = SimpleNamespace(get_device_properties=lambda index: properties)
+        driver = SimpleNamespace(active=SimpleNamespace(utils=utils))
+        monkeypatch.setattr(sequence_kernels.triton.runtime, "driver", driver)
+
+    return pretend
+
+
 @pytest.mark.parametrize(
     ("change", "fits"),
     [
@@ -160,10 +176,17 @@ def make_shape(weights: unroll.Weights, start: State, low: torch.dtype = torch.f
         ({"low": torch.float32}, False),
     ],
 )
-def test_only_small_models_in_half_precision_take_the_kernels(change: dict[str, Any], fits: bool) -> None:
+def test_only_small_models_in_half_precision_take_the_kernels(
+    change: dict[str, Any], fits: bool, gpu: Callable[[dict[str, int]], None]
+) -> None:
+    gpu(H200)
     of_1m: dict[str, Any] = {"batch": 16, "deter": 512, "hidden": 64, "low": torch.bfloat16}
     rest = {"length": 64, "stoch": 128, "blocks": 8, "groups": 32, "unimix": 0.01, "epsilon": 1e-4}
-    assert sequence_kernels.fits(unroll.Shape(**rest, high=torch.float32, **(of_1m | change))) is fits
+    shape = unroll.Shape(**rest, high=torch.float32, **(of_1m | change))
+    assert sequence_kernels.fits(shape, torch.device("cuda:0")) is fits
+    for smaller in (RTX_4090, SLICE):  # too little memory per program, too few programs at a time
+        gpu(smaller)
+        assert not sequence_kernels.fits(shape, torch.device("cuda:0"))
 
 
 def test_only_the_networks_the_dream_knows_take_its_kernel() -> None:

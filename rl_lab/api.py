@@ -134,7 +134,7 @@ def train_config(
                 run.discard()
                 raise
             with _recorded(run):
-                _run(experiment, run)
+                _run(experiment, run, interruption)
     return Run(run, interruption.number)
 
 
@@ -181,7 +181,7 @@ def resume(
             )
             with _closed_on_error(experiment):
                 _restore_newest(experiment, directory)
-            _run(experiment, directory)
+            _run(experiment, directory, interruption)
     return Run(directory, interruption.number)
 
 
@@ -197,9 +197,10 @@ def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
     experiment.logger.message(f"Resumed {run.id} at {steps:,} agent steps from {checkpoint.path.name}.")
 
 
-def _run(experiment: Experiment, run: RunDirectory) -> None:
+def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption) -> None:
     """The loop, then what a finished run shows; whatever happens, files and workers are closed."""
     housekeeping = experiment.housekeeping
+    interruption.leaves_at_once = lambda: housekeeping.is_ending  # type: ignore[method-assign]
     try:
         run.write_status("running", counts=housekeeping.counts.as_dict(), wall_s=housekeeping.wall_s)
         RunIndex(run.path.parent).record(run)
@@ -275,15 +276,17 @@ def _status_writer(run: RunDirectory) -> Any:
 
 
 class _Interruption:
-    """SIGINT and SIGTERM ask the loop to save and leave; a second one leaves at once."""
+    """SIGINT and SIGTERM ask the loop to save and leave; a second one leaves at once, as does the first one where the
+    loop is over."""
 
     number: int | None = None  # of the first signal
+    leaves_at_once: Callable[[], bool] = staticmethod(lambda: False)
 
     def is_set(self) -> bool:
         return self.number is not None
 
     def ask(self, number: int, frame: Any) -> None:
-        if self.is_set():
+        if self.is_set() or self.leaves_at_once():
             raise KeyboardInterrupt(number)
         self.number = number
 

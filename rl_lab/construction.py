@@ -80,7 +80,10 @@ def construct(
 ) -> Any:
     """The object a block describes. `injected` fills constructor parameters of those names (specs, sizes)."""
     if not isinstance(block, Mapping) or "_target_" not in block:
-        raise ConfigError(f"{place} has no `_target_`: write which class to build.")
+        raise ConfigError(
+            f"{place} has no `_target_`: write which class to build. "
+            "(Where size= or task= brought it: this algorithm has no such part, so leave that out.)"
+        )
     target = resolve_target(str(block["_target_"]), place=place, plugins=plugins)
     given = {str(key): value for key, value in block.items() if key != "_target_"}
     return call_checked(target, given, place=place, injected=injected or {}, parts=parts or {}, plugins=plugins)

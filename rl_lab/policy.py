@@ -69,5 +69,7 @@ class Policy:
             )
         if self._state is None:
             raise ConfigError("imagine() goes on from what the policy has seen: call policy.act(observation) first.")
+        if horizon < 1:
+            raise ConfigError(f"imagine(horizon={horizon}): a dream has at least 1 step.")
         with torch.inference_mode():
             return self.workflow.imagine(self._state, horizon=horizon)

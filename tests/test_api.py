@@ -205,6 +205,17 @@ def test_a_second_signal_leaves_at_once(runs_dir: Path, monkeypatch: pytest.Monk
     assert status["message"] == "Left at once. Continue with `rl-lab resume hurried`."
 
 
+def test_in_the_last_evaluation_the_first_signal_leaves_and_a_resumed_run_repeats_the_end(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(PPO, "evaluate", lambda self, **settings: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            train(runs_dir, "evaluation.every_steps=null", run_id="hasty")
+    assert json.loads((runs_dir / "hasty" / "status.json").read_text())["state"] == "interrupted"
+    assert rl_lab.resume("hasty", runs_dir=runs_dir, quiet=True).status["state"] == "finished"
+
+
 def test_a_run_without_a_checkpoint_starts_from_its_beginning(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(PPO, "update_controller", lambda self, *a, **k: 1 / 0)

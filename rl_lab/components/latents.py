@@ -62,15 +62,19 @@ class CategoricalLatent(nn.Module):
         """Probabilities `[..., groups, classes]`."""
         return unimix(parameters.unflatten(-1, (self.groups, self.classes)), self.unimix)
 
+    def log_probs(self, parameters: Tensor) -> Tensor:
+        """`[..., groups, classes]`; without unimix a class may be so unlikely that only its logarithm can be told."""
+        if self.unimix == 0.0:
+            return torch.log_softmax(parameters.unflatten(-1, (self.groups, self.classes)).float(), dim=-1)
+        return self.probs(parameters).log()
+
     def kl(self, ours: Tensor, theirs: Tensor) -> Tensor:
         """KL(ours || theirs) in nats, summed over the groups `[...]`."""
-        probs = self.probs(ours)
-        return (probs * (probs.log() - self.probs(theirs).log())).sum(dim=(-2, -1))
+        return (self.probs(ours) * (self.log_probs(ours) - self.log_probs(theirs))).sum(dim=(-2, -1))
 
     def entropy(self, parameters: Tensor) -> Tensor:
         """Nats, summed over the groups `[...]`."""
-        probs = self.probs(parameters)
-        return -(probs * probs.log()).sum(dim=(-2, -1))
+        return -(self.probs(parameters) * self.log_probs(parameters)).sum(dim=(-2, -1))
 
     def pack(self, sample: Tensor) -> Tensor:
         """The chosen classes `[..., groups]` in one byte each: what a replay row keeps."""

@@ -166,16 +166,25 @@ class RSSM(nn.Module):
         posterior_layers: int = 1,
         activation: str = "silu",
         norm: str = "rms",
+        recurrence_norm: str | None = None,
     ) -> None:
         super().__init__()
         if posterior_layers < 1:
             raise ConfigError(f"dynamics: posterior_layers is {posterior_layers}; write a whole number from 1 on.")
+        if deter < 1 or hidden < 1:
+            raise ConfigError(f"dynamics: deter is {deter} and hidden is {hidden}; write whole numbers from 1 on.")
         style = {"activation": activation, "norm": norm}
+        recurrent_style = {"activation": activation, "norm": norm if recurrence_norm is None else recurrence_norm}
         self.action = action
         self.deter = deter
         self.latent = latent
         self.cell = choose(CELLS, recurrence, place="dynamics recurrence")(
-            deter=deter, hidden=hidden, blocks=blocks, stoch_size=latent.size, action_size=sum(action.sizes), **style
+            deter=deter,
+            hidden=hidden,
+            blocks=blocks,
+            stoch_size=latent.size,
+            action_size=sum(action.sizes),
+            **recurrent_style,
         )
         self.prior_stack = Stack(deter, layers=prior_layers, units=hidden, **style)
         self.prior_output = dense(self.prior_stack.output_size, latent.parameter_size)
@@ -267,6 +276,7 @@ class RSSM(nn.Module):
             isinstance(self.cell, BlockGRU)
             and self.cell.is_standard
             and isinstance(self.latent, CategoricalLatent)
+            and self.posterior_layer.is_one_node
             and len(self.posterior_stack.layers) == 0
         )
 

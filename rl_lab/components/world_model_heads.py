@@ -125,6 +125,8 @@ class LatentActor(nn.Module):
                 f"actor: minimum_deviation is {minimum_deviation} and maximum_deviation {maximum_deviation}; write "
                 "0 < minimum <= maximum, such as 0.1 and 1.0."
             )
+        if not 0.0 <= unimix < 1.0:
+            raise ConfigError(f"actor: unimix is {unimix}; write a number from 0 to below 1, such as 0.01.")
         self.action = action
         self.unimix = unimix
         self.deviations = (minimum_deviation, maximum_deviation)

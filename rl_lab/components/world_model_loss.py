@@ -37,6 +37,7 @@ def world_model_loss(
     continue_head: Head | None = None,
     discount: float = 1.0,
     free_nats: float,
+    are_free_on_average: bool = False,
 ) -> LossOutput:
     """Predict what was seen, and keep belief and expectation close to each other.
 
@@ -56,8 +57,9 @@ def world_model_loss(
     if continue_head is not None:
         goes_on = (~rows["is_terminal"]).to(torch.float32) * discount
         terms["continue"] = continue_head(features).loss(goes_on).mean()
-    terms["dynamics"] = towards_posterior.clamp(min=free_nats).mean()
-    terms["representation"] = towards_prior.clamp(min=free_nats).mean()
+    for name, divergence in (("dynamics", towards_posterior), ("representation", towards_prior)):
+        charged = divergence.mean() if are_free_on_average else divergence  # V1 and V2, V3
+        terms[name] = charged.clamp(min=free_nats).mean()
     with torch.no_grad():
         metrics = {
             "train/model_kl": towards_posterior.mean(),

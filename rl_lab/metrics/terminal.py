@@ -27,6 +27,7 @@ PLAIN_COLUMNS = {
     "controller/entropy": "entropy",
     "controller/approx_kl": "KL",
 }
+WORLD_MODEL_KL = "train/model_kl"  # in the place of the policy's, which a world model's workflow does not have
 
 
 class LiveDisplay:
@@ -202,10 +203,11 @@ def plain_line(view: RunView) -> str:
     """One line whose columns stay in place from row to row."""
     phase = f"{view.phase_name:<12}  " if view.phase_count > 1 else ""
     rate = view.agent_steps_per_second
+    shown = {"controller/approx_kl": view.latest.get(WORLD_MODEL_KL), **view.latest}
     columns = [
         f"{view.run_fraction:>6.1%}  {phase}{view.latest.get('agent_steps', 0):>11,} steps",
         f"{format_number(None if rate is None else round(rate)):>9}/s",
-        *(f"{label} {format_number(view.latest.get(name)):>8}" for name, label in PLAIN_COLUMNS.items()),
+        *(f"{label} {format_number(shown.get(name)):>8}" for name, label in PLAIN_COLUMNS.items()),
         f"ETA {format_duration(view.eta_s):>8}",
     ]
     return "  ".join(columns)

@@ -20,6 +20,7 @@ HEADLINES = {
     "collect/episode_length_mean": "episode length",
     "controller/entropy": "entropy",
     "controller/approx_kl": "KL",
+    "train/model_kl": "model KL",
     "controller/clip_fraction": "clip fraction",
     "train/explained_variance": "explained variance",
     "loss/policy": "policy loss",

@@ -91,6 +91,7 @@ class Housekeeping:
         self.evaluations_done = 0
         self._earlier_wall_s = 0.0  # of the processes before this one
         self.is_final = False  # the run is over, even where its phases are not
+        self.is_ending = False  # in the last evaluation: nothing would be lost by leaving at once
         self._is_best_unsaved = False
 
     @property
@@ -179,8 +180,10 @@ class Housekeeping:
         if reason is not None:
             self.logger.message(f"Stopped: {reason}.", "info")
         if self.evaluation.final_episodes > 0:
+            self.is_ending = True
             with self.stopwatch.section("evaluation"):
                 self._evaluated = dict(self._evaluate(episodes=self.evaluation.final_episodes))
+            self.is_ending = False
             score = self._evaluated.get("eval/episode_return_mean")
             if score is not None:
                 self._judge(score)

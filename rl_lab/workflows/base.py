@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -157,6 +158,11 @@ def checked_scales(scales: Mapping[str, Scale], *, algorithm: str, terms: tuple[
     for name in terms:
         if name not in scales:
             raise ConfigError(f"algorithm.loss_scales lacks '{name}': {algorithm}'s terms are {', '.join(terms)}.")
+        scale = scales[name]
+        if isinstance(scale, int | float) and not 0.0 <= scale < math.inf:
+            raise ConfigError(
+                f"algorithm.loss_scales.{name} is {scale}, and learning would run away from it: write a number from 0."
+            )
     return dict(scales)
 
 

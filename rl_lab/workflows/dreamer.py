@@ -57,6 +57,7 @@ class Dreamer(LatentStateWorkflow):
         horizon: int = 15,
         dream_last: int | None = None,
         free_nats: float = 1.0,
+        free_nats_on_average: bool = False,
         exploration_noise: float = 0.0,
         policy_gradient: Literal["reinforce", "dynamics"] = "reinforce",
         slow_critic_rate: float = 0.02,
@@ -78,7 +79,7 @@ class Dreamer(LatentStateWorkflow):
         self.lambda_ = checked_share("lambda_", lambda_)
         self.horizon, self.dream_last = horizon, dream_last
         self.free_nats, self.policy_gradient = free_nats, policy_gradient
-        self.exploration_noise = exploration_noise
+        self.free_nats_on_average, self.exploration_noise = free_nats_on_average, exploration_noise
         self.slow_critic_rate, self.slow_critic_every = slow_critic_rate, slow_critic_every
         self.slow_target, self.slow_regularizer = slow_target, slow_regularizer
         self.loss_scales = checked_scales(loss_scales, algorithm="Dreamer", terms=sum(TERMS.values(), ()))
@@ -113,6 +114,13 @@ class Dreamer(LatentStateWorkflow):
             raise ConfigError(
                 f"Phase '{phase.name}' lists update, which needs one optimizer `agent` for everything: write "
                 "`workflow_hooks: [update_world_model, update_controller]`."
+            )
+
+    def check_rows(self, num_rows: int, *, buffer: str) -> None:
+        if num_rows < 3:
+            raise ConfigError(
+                f"buffers.{buffer}.sequence_length is {num_rows}: Dreamer needs 3 rows or more, one to begin with and "
+                "two to learn from."
             )
 
     # --- acting ---
@@ -180,6 +188,7 @@ class Dreamer(LatentStateWorkflow):
             continue_head=self.continue_head,
             discount=self.discount,
             free_nats=self.free_nats,
+            are_free_on_average=self.free_nats_on_average,
         )
 
     def controller_loss(self, rows: Batch, state: Batch) -> LossOutput:

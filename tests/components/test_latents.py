@@ -91,3 +91,16 @@ def test_impossible_latents_are_refused() -> None:
         CategoricalLatent(groups=0, classes=1, unimix=1.0)
     with pytest.raises(ConfigError, match="latent: size is 0 and minimum_deviation is 0.0; allowed is size from 1"):
         GaussianLatent(size=0, minimum_deviation=0.0)
+
+
+def test_without_unimix_beliefs_may_be_as_sure_as_they_like() -> None:
+    """A softmax that has underflowed has no logarithm, but its logits tell it."""
+    latent = CategoricalLatent(groups=1, classes=2, unimix=0.0)
+    sure = torch.tensor([[120.0, 0.0]], requires_grad=True)
+    open_minded = torch.zeros(1, 2)
+    towards = latent.kl(sure, open_minded)
+    assert towards.tolist() == pytest.approx([math.log(2.0)])
+    assert latent.kl(open_minded, sure).tolist() == pytest.approx([60.0 - math.log(2.0)])
+    assert latent.entropy(sure).tolist() == pytest.approx([0.0], abs=1e-6)
+    (slope,) = torch.autograd.grad(towards.sum(), sure)
+    assert slope.isfinite().all()

@@ -151,3 +151,19 @@ def test_impossible_shapes_are_refused() -> None:
         RSSM(input_size=5, action=DISCRETE, latent=latent, recurrence="lstm", deter=8, hidden=4)
     with pytest.raises(ConfigError, match="blocks is 3, which does not divide 8 and 4: write a divisor of both"):
         BlockLinear(8, 4, blocks=3)
+
+
+def test_sizes_of_nothing_are_refused() -> None:
+    for sizes in ({"deter": 0}, {"hidden": 0}):
+        with pytest.raises(
+            ConfigError, match=r"dynamics: deter is \d+ and hidden is \d+; write whole numbers from 1 on"
+        ):
+            RSSM(input_size=5, action=DISCRETE, latent=CategoricalLatent(groups=4, classes=3), **sizes)  # type: ignore[arg-type]
+
+
+def test_the_recurrence_may_be_normed_by_itself() -> None:
+    """As in DreamerV2, whose gates are normed and nothing else."""
+    shared = {"input_size": 5, "action": DISCRETE, "latent": CategoricalLatent(groups=4, classes=3), "blocks": 1}
+    rssm = RSSM(**shared, recurrence="gru", deter=8, hidden=6, norm="none", recurrence_norm="layer")  # type: ignore[arg-type]
+    normed = {name.rsplit(".", 1)[0] for name, _ in rssm.named_parameters() if "norm" in name}
+    assert normed == {"cell.gates_norm"}

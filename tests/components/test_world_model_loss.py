@@ -78,3 +78,13 @@ def test_free_nats_are_granted_to_every_row_and_only_the_rest_teaches() -> None:
         assert gradient[0, 0].tolist() == [0.0, 0.0], "within the free nats nothing pulls"
         assert float(gradient[0, 1, 0]) == pytest.approx(slope / 2.0, rel=1e-5)
         assert torch.autograd.grad(loss.terms[name], [stays], retain_graph=True, allow_unused=True) == (None,)
+
+
+def test_free_nats_of_the_average_let_every_row_teach_once_the_batch_costs_more() -> None:
+    """As in V1 and V2. The rows cost 0.5 and 8, on average 4.25: with 4 nats free all of it counts, with 5 nothing."""
+    prior, posterior = gaussian((0.0, 1.0), (0.0, 1.0)), gaussian((1.0, 1.0), (4.0, 1.0))
+    for free_nats, cost, slopes in ((4.0, 4.25, [-0.5, -2.0]), (5.0, 5.0, [0.0, 0.0])):
+        loss = loss_of(prior, posterior, free_nats=free_nats, are_free_on_average=True)
+        assert float(loss.terms["dynamics"].detach()) == pytest.approx(cost, rel=1e-5)
+        (gradient,) = torch.autograd.grad(loss.terms["dynamics"], [prior])
+        assert gradient[0, :, 0].tolist() == pytest.approx(slopes, rel=1e-5)

@@ -169,6 +169,12 @@ def test_plain_lines_are_aligned_and_come_every_two_seconds_and_at_the_end() -> 
     assert [line.index("ETA") for line in (first, second)] == [last.index("ETA")] * 2
 
 
+def test_a_world_models_divergence_stands_where_a_policys_would() -> None:
+    stream = StringIO()
+    LiveDisplay(title="run", mode="plain", stream=stream, clock=Clock()).write(row(100, train__model_kl=1.25))
+    assert "KL 1.250" in " ".join(stream.getvalue().split())
+
+
 def test_plain_messages_are_printed_at_once() -> None:
     stream = StringIO()
     display = LiveDisplay(title="run", mode="plain", stream=stream, clock=Clock())

@@ -458,6 +458,25 @@ def test_impossible_settings_are_refused(override: str, message: str) -> None:
         make(overrides=(override,))
 
 
+@pytest.mark.parametrize("unimix", [-1.0, 1.0, 3.0])
+def test_a_policy_with_an_impossible_share_of_chance_is_refused(unimix: float) -> None:
+    with pytest.raises(ConfigError, match=f"actor: unimix is {unimix}; write a number from 0 to below 1"):
+        make(overrides=(f"controllers.actor.unimix={unimix}",))
+
+
+@pytest.mark.parametrize("scale", ["-1.0", "inf"])
+def test_a_loss_that_counts_against_itself_is_refused(scale: str) -> None:
+    with pytest.raises(ConfigError, match="algorithm.loss_scales.entropy is .*learning would run away from it"):
+        make(overrides=(f"algorithm.loss_scales.entropy={scale}",))
+
+
+def test_a_sequence_needs_a_row_to_begin_with_and_two_to_learn_from() -> None:
+    workflow, _ = make()
+    workflow.check_rows(3, buffer="replay")
+    with pytest.raises(ConfigError, match="buffers.replay.sequence_length is 2: Dreamer needs 3 rows or more"):
+        workflow.check_rows(2, buffer="replay")
+
+
 def test_the_fused_hook_needs_one_optimiser() -> None:
     workflow, _ = make(overrides=tuple(SEPARATE))
     with pytest.raises(ConfigError, match="Phase 'train' lists update, which needs one optimizer `agent` for"):

@@ -210,6 +210,8 @@ def test_a_loaded_policy_dreams_on_from_what_it_saw(run: api.Run) -> None:
     env = gymnasium.make("rl_lab/PointMass-v0")
     observation, _ = env.reset(seed=0)
     assert env.action_space.contains(np.asarray(policy.act(observation), np.float32))
+    with pytest.raises(ConfigError, match=r"imagine\(horizon=0\): a dream has at least 1 step"):
+        policy.imagine(horizon=0)
     dream = policy.imagine(horizon=4)
     assert dream["reward"].shape == (1, 5) and dream["vector"].shape == (1, 5, 2)
 

@@ -167,6 +167,8 @@ def test_valid_transitions_of_episodes_are_exactly_the_decisions() -> None:
 class Surprised(Contract):
     """Gives priorities, as some replays ask."""
 
+    notes_priorities = True
+
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
         batch["priority"] = batch["reward"][:, 1]
         return super().update_controller(batch, phase=phase)

@@ -386,3 +386,10 @@ def test_usage_tells_speed_and_time_left() -> None:
     second = usage(0.5)
     assert (second["time/agent_steps_per_second"], second["time/updates_per_second"]) == (20.0, 2.0)
     assert second["time/eta_s"] == pytest.approx(2.5)  # two seconds for four tenths, five tenths to go
+
+
+@pytest.mark.parametrize("experiment", ["rl_lab/Corridor-v0:dreamer", "rl_lab/PointMass-v0:planet"])
+def test_drawing_by_priority_is_refused_where_nobody_notes_any(experiment: str) -> None:
+    config = compose(experiment, ["buffers.replay.uniform=0.5", "buffers.replay.priority=0.5"])
+    with pytest.raises(ConfigError, match=r"buffers.replay draws by priority, but \w+ notes none: draw uniformly"):
+        build(config, run=None, quiet=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, isfinite, nextafter
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -191,6 +192,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     alpha: float = 0.6
     beta: float = 0.4
     epsilon: float = 1e-6
+    wants_priorities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -65,6 +65,10 @@ class SequenceReplay(Replay):
                 num_envs=self.num_envs, slots_per_env=self.slots_per_env, alpha=self.alpha, epsilon=self.epsilon
             )
 
+    @property
+    def wants_priorities(self) -> bool:
+        return self._priorities is not None
+
     def _rows_forgotten(self, begin: int, end: int) -> None:
         if self._priorities is not None:
             self._priorities.rows_stored(range(begin, end), starts=range(0))

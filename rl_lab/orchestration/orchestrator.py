@@ -118,6 +118,12 @@ class Orchestrator:
             num_rows = getattr(self.buffers[phase.buffer], "sequence_length", None)  # some say it beforehand
             if num_rows is not None and phase.workflow_hooks:
                 self.workflow.check_rows(num_rows, buffer=phase.buffer)
+            wants = getattr(self.buffers[phase.buffer], "wants_priorities", False)
+            if wants and phase.workflow_hooks and not self.workflow.notes_priorities:
+                raise ConfigError(
+                    f"buffers.{phase.buffer} draws by priority, but {type(self.workflow).__name__} notes none: draw "
+                    "uniformly (`replay=uniform`; for sequences `uniform: 1.0, priority: 0.0`)."
+                )
 
     def _check_rows_come(self, phase: Phase) -> None:
         """Refuse a phase that would find no rows, or would bring rows where none are taken."""

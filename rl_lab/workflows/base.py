@@ -45,6 +45,7 @@ class Workflow(ABC):
     extra_bytes_per_row: int = 0  # what `act` keeps with each row of an environment: for the prediction of memory
     phase_options: ClassVar[tuple[str, ...]] = ()  # keys a phase may set under `options:`
     is_on_policy: ClassVar[bool] = False  # learns only from what its own policy did
+    notes_priorities: ClassVar[bool] = False  # tells with every batch how much there was to learn from each start
     n_step: int | None = None  # an update learns from sequences of n_step + 1 rows; None: of any length
 
     context: WorkflowContext

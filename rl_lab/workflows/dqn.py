@@ -71,6 +71,7 @@ class DQN(Workflow):
 
     compiled: ClassVar[tuple[str, ...]] = ("loss",)
     captured: ClassVar[tuple[str, ...]] = ("learn",)
+    notes_priorities: ClassVar[bool] = True
 
     def __init__(
         self,

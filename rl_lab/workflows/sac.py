@@ -57,6 +57,7 @@ class SAC(Workflow):
     """Twin critics, a squashed Gaussian or categorical actor, one update per batch."""
 
     captured: ClassVar[tuple[str, ...]] = ("learn",)
+    notes_priorities: ClassVar[bool] = True
 
     def __init__(
         self, *, discount: float = 0.99, n_step: int = 1, target_rate: float = 0.005, policy_every: int = 1

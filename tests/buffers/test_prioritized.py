@@ -280,6 +280,8 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, float], message:
 
 def test_prioritised_replay_keeps_the_convention() -> None:
     class Surprised(contract.Contract):
+        notes_priorities = True
+
         def update_controller(self, batch: Batch, **given_phase: Any) -> dict[str, Any]:
             rows = {key: value for key, value in batch.items() if key not in ("index", "weight")}
             batch["priority"] = batch["reward"][:, 1]

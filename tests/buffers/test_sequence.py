@@ -201,6 +201,8 @@ def test_memory_counts_the_tree_only_where_there_is_one() -> None:
 @pytest.mark.parametrize("mixture", [{}, {"uniform": 0.3, "priority": 0.3, "recency": 0.4}])
 def test_sequence_replay_keeps_the_convention(mixture: dict[str, float]) -> None:
     class Learner(contract.Contract):
+        notes_priorities = True
+
         def update_controller(self, batch: Batch, **given_phase: Any) -> dict[str, Any]:
             rows = {key: value for key, value in batch.items() if key != "index"}
             batch["priority"] = batch["reward"][:, 1]

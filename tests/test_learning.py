@@ -144,7 +144,7 @@ def test_dreamer_remembers_what_it_saw() -> None:
 )
 def test_the_older_dreamers_learn_through_their_models(experiment: str, parts: list[str], count: int) -> None:
     toy = ["environment.id=rl_lab/PointMass-v0", *TINY_OLDER_DREAMER, *parts]
-    assert score(experiment, *toy, steps(count)) > 3.0 * score_limit("rl_lab/PointMass-v0")  # -12; untaught about -36
+    assert score(experiment, *toy, steps(count)) > 1.5 * score_limit("rl_lab/PointMass-v0")  # returns < 0
 
 
 def test_planet_learns_a_model_that_is_worth_planning_in() -> None:

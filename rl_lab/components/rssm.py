@@ -367,8 +367,12 @@ class RSSM(nn.Module):
             epsilon=NORM_EPSILON,
             low=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else deter.dtype,
         )
-        if noise is not None and (whole := self._whole_dream_for(shape, policy)):
-            states, chosen = whole(weights, shape, start, noise)
+        prior = list(self.prior_stack.layers)
+        whole = whole_dream_for(shape, prior, policy, deter.device)
+        if whole is not None and noise is not None:
+            assert isinstance(policy, Decisions) and isinstance(self.cell, BlockGRU)
+            layers = (self.cell.from_action, prior, policy.actor)
+            states, chosen = whole.dream(weights, shape, *layers, start, policy.noise, noise)
         else:
 
             def decide(seen: Tensor, step: int) -> Tensor:
@@ -383,21 +387,6 @@ class RSSM(nn.Module):
         states = states.transpose(0, 1)
         together = {"deter": states[..., : self.deter], "stoch": states[..., self.deter :]}
         return together, chosen.transpose(0, 1)
-
-    def _whole_dream_for(self, shape: Shape, policy: Callable[[Tensor, int], Tensor]) -> Callable[..., Any] | None:
-        """The kernel that dreams all steps at once, where there is a GPU and the networks are small enough; or None."""
-        if self.choice_ids.device.type != "cuda" or not isinstance(policy, Decisions):
-            return None
-        from rl_lab.components import dream_kernel
-
-        prior, actor, cell = list(self.prior_stack.layers), policy.actor, self.cell
-        if not (isinstance(cell, BlockGRU) and dream_kernel.fits(shape, prior, actor)):
-            return None
-
-        def whole(weights: Weights, shape: Shape, start: State, noise: Tensor) -> tuple[Tensor, Tensor]:
-            return dream_kernel.dream(weights, shape, cell.from_action, prior, actor, start, policy.noise, noise)
-
-        return whole
 
     # --- what a replay row keeps ---
 
@@ -434,6 +423,17 @@ class RSSM(nn.Module):
             return {}
         fresh = self.pack({key: value.detach() for key, value in state.items()})
         return {key: torch.cat((batch[key][:, :1], fresh[key]), dim=1) for key in CONTEXT_KEYS}
+
+
+def whole_dream_for(
+    shape: Shape, prior: list[nn.Module], policy: Callable[[Tensor, int], Tensor], device: torch.device
+) -> Any:
+    """The kernel that dreams all steps at once, where there is a GPU and the networks are small enough; or None."""
+    if device.type != "cuda" or not isinstance(policy, Decisions):
+        return None
+    from rl_lab.components import dream_kernel
+
+    return dream_kernel if dream_kernel.fits(shape, prior, policy.actor) else None
 
 
 def _norm_weight(norm: nn.Module) -> Tensor:

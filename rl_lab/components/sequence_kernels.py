@@ -374,24 +374,14 @@ def follow(
     )  # fmt: skip
 
 
-def trace_back(
-    products: Products,
-    weights: Weights,
-    shape: Shape,
-    rows: Rows,
-    slopes: Slopes,
-    keep: Tensor,
-    parameters: Tensor,
-    from_deter: Tensor,
-    from_stoch: Tensor,
-    from_parameters: Tensor,
-) -> None:
+def trace_back(slopes: Slopes, from_deter: Tensor, from_stoch: Tensor, from_parameters: Tensor) -> None:
     """The slopes of what every product gave, from those of the results; the actions' are one product at the end."""
+    products, weights, shape, rows, keep = slopes.products, slopes.learned, slopes.shape, slopes.rows, slopes.keep
     _backward[_grid(shape)](
         *_matrices(products),
         products.inward_bias, products.inward_norm, weights.mix_bias, weights.mix_norm, weights.gates_bias,
         weights.posterior_norm,
-        keep, rows.before, rows.pre, rows.mixed, rows.mix_scale, rows.gates, rows.above, parameters,
+        keep, rows.before, rows.pre, rows.mixed, rows.mix_scale, rows.gates, rows.above, slopes.parameters,
         from_deter, from_stoch, from_parameters,
         slopes.pre, slopes.inputs, slopes.mixed, slopes.active, slopes.gates, slopes.above, slopes.hidden,
         slopes.output,

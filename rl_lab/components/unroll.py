@@ -179,11 +179,10 @@ class _Unroll(Function):
         rows.state[0, :, :D] = rows.before[0]
         rows.state[0, :, D:] = stoch * keep[0].unsqueeze(-1)
         results = (deters, stochs, parameters)
-        if whole := whole_sequence_for(shape, deter.device):
-            whole.follow(products, weights, shape, rows, from_embedding, keep, noise, *results)
-        else:
-            _forward(products, weights, shape, rows, from_embedding, keep, noise, *results)
-        ctx.shape, ctx.products, ctx.rows = shape, products, rows
+        whole = whole_sequence_for(shape, deter.device)
+        follow = _follow if whole is None else whole.follow
+        follow(products, weights, shape, rows, from_embedding, keep, noise, *results)
+        ctx.shape, ctx.products, ctx.rows, ctx.whole = shape, products, rows, whole
         ctx.save_for_backward(keep, parameters, *tensors)
         return results
 
@@ -194,10 +193,10 @@ class _Unroll(Function):
         keep, parameters, *tensors = ctx.saved_tensors
         back = Slopes(shape, products, rows, Weights(*tensors), keep, parameters)
         told = (from_deter.contiguous(), from_stoch.contiguous(), from_parameters.contiguous())
-        if whole := whole_sequence_for(shape, keep.device):
-            whole.trace_back(products, back.learned, shape, rows, back, keep, parameters, *told)
-        else:
+        if ctx.whole is None:
             back.states(*told)
+        else:
+            ctx.whole.trace_back(back, *told)
         gradients = back.weights()
         from_action = back.inputs[..., 2 * shape.hidden :]
         return (
@@ -212,7 +211,7 @@ class _Unroll(Function):
         )
 
 
-def _forward(
+def _follow(
     products: Products,
     weights: Weights,
     shape: Shape,

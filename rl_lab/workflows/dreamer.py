@@ -101,7 +101,6 @@ class Dreamer(LatentStateWorkflow):
                 "algorithm.policy_gradient is dynamics: that needs continuous actions and optimizers world_model, "
                 "actor and critic instead of agent. Write `policy_gradient: reinforce`."
             )
-
         if self.exploration_noise and context.spec.action.kind != "continuous":
             raise ConfigError(
                 f"algorithm.exploration_noise is {self.exploration_noise}, but noise suits continuous actions alone "
@@ -131,9 +130,7 @@ class Dreamer(LatentStateWorkflow):
             state = self.observe(time_step, state, mode=mode)
             policy = self.actor(self.dynamics.features(state), time_step.observation.get("action_mask"))
         action = policy.mode() if mode == "eval" else policy.sample()
-        if mode == "train" and self.exploration_noise:
-            action = torch.add(action, torch.randn_like(action), alpha=self.exploration_noise).clamp(-1.0, 1.0)
-        return self.answer(action, state, mode=mode)
+        return self.answer(self.explore(action, mode=mode), state, mode=mode)
 
     # --- learning ---
 

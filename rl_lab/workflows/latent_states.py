@@ -46,6 +46,7 @@ class Decoder(Protocol):
 class LatentStateWorkflow(WorldModelWorkflow):
     """Acts from a model's state, keeps that state in every row, and learns from sequences that begin with one."""
 
+    exploration_noise: float
     loss_scales: Mapping[str, float | Schedule]
     optimizers: Mapping[str, Any]  # by the name their metrics carry; "": the only one
     learn: Callable[..., Batch]  # `(batch, numbers, **choices)`: new parameters, and back come metrics and contexts
@@ -75,6 +76,12 @@ class LatentStateWorkflow(WorldModelWorkflow):
             embedding, before["action"], before, time_step.is_first, deterministic=mode == "eval"
         )
         return after
+
+    def explore(self, action: Tensor, *, mode: Mode) -> Tensor:
+        """Continuous actions with `exploration_noise` while collecting; otherwise as they are."""
+        if mode == "eval" or not self.exploration_noise:
+            return action
+        return torch.add(action, torch.randn_like(action), alpha=self.exploration_noise).clamp(-1.0, 1.0)
 
     def answer(self, action: Tensor, state: Batch, *, mode: Mode) -> PolicyStep:
         """The action, and the state that the next answer and, while training, the row keep."""

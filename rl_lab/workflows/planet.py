@@ -69,10 +69,7 @@ class PlaNet(LatentStateWorkflow):
         """`state` is the model's state and the action that followed it; is_first forgets both."""
         with self.context.runtime.autocast():
             state = self.observe(time_step, state, mode=mode)
-        action = self.plan(state, {})["action"]
-        if mode == "train":
-            action = torch.add(action, torch.randn_like(action), alpha=self.exploration_noise).clamp(-1.0, 1.0)
-        return self.answer(action, state, mode=mode)
+        return self.answer(self.explore(self.plan(state, {})["action"], mode=mode), state, mode=mode)
 
     def plan(self, batch: Batch, numbers: Batch) -> Batch:
         """From states `[N, ...]`, the first action `[N, A]` of the plan that promises the most."""

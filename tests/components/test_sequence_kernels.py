@@ -24,7 +24,7 @@ if not (torch.cuda.is_available() or IS_INTERPRETED):
 from rl_lab.components import dream_kernel, sequence_kernels, unroll  # noqa: E402
 from rl_lab.components.latents import CategoricalLatent  # noqa: E402
 from rl_lab.components.layers import NORM_EPSILON  # noqa: E402
-from rl_lab.components.rssm import RSSM, Decisions, State  # noqa: E402
+from rl_lab.components.rssm import RSSM, Decisions, State, whole_dream_for  # noqa: E402
 from rl_lab.components.world_model_heads import LatentActor  # noqa: E402
 from rl_lab.types import ActionSpec  # noqa: E402
 
@@ -184,6 +184,8 @@ def test_only_small_models_in_half_precision_take_the_kernels(
     rest = {"length": 64, "stoch": 128, "blocks": 8, "groups": 32, "unimix": 0.01, "epsilon": 1e-4}
     shape = unroll.Shape(**rest, high=torch.float32, **(of_1m | change))
     assert sequence_kernels.fits(shape, torch.device("cuda:0")) is fits
+    assert unroll.whole_sequence_for(shape, torch.device("cuda:0")) is (sequence_kernels if fits else None)
+    assert unroll.whole_sequence_for(shape, torch.device("cpu")) is None
     for smaller in (RTX_4090, SLICE):  # too little memory per program, too few programs at a time
         gpu(smaller)
         assert not sequence_kernels.fits(shape, torch.device("cuda:0"))
@@ -199,6 +201,10 @@ def test_only_the_networks_the_dream_knows_take_its_kernel() -> None:
         return LatentActor(input_size=48, action=action, layers=layers, units=units, **style)  # type: ignore[arg-type]
 
     assert dream_kernel.fits(shape, prior, make_actor())
+    decisions, cuda = Decisions(make_actor(), torch.zeros(1)), torch.device("cuda")
+    assert whole_dream_for(shape, prior, decisions, cuda) is dream_kernel
+    assert whole_dream_for(shape, prior, decisions, torch.device("cpu")) is None
+    assert whole_dream_for(shape, prior, lambda seen, step: seen, cuda) is None  # a policy it cannot look into
     assert not dream_kernel.fits(replace(shape, low=torch.float32), prior, make_actor())
     assert not dream_kernel.fits(replace(shape, batch=20), prior, make_actor())
     assert not dream_kernel.fits(shape, prior[:1], make_actor())

@@ -319,8 +319,10 @@ def _recorded(run: RunDirectory) -> Iterator[None]:
     """A run that fails says so in its status, with the reason, before the error goes on."""
     try:
         yield
-    except KeyboardInterrupt:
-        run.write_status("interrupted", message=f"Left at once. Continue with `rl-lab resume {run.id}`.")
+    except KeyboardInterrupt as interruption:
+        message = f"Left at once. Continue with `rl-lab resume {run.id}`."
+        run.write_status("interrupted", message=message)
+        interruption.add_note(message)
         raise
     except RLLabError as error:
         _try_status(run, str(error))

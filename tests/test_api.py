@@ -200,6 +200,7 @@ def test_a_second_signal_leaves_at_once(runs_dir: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt) as left:
         train(runs_dir, run_id="hurried")
     assert left.value.args == (signal.SIGTERM,)
+    assert left.value.__notes__ == ["Left at once. Continue with `rl-lab resume hurried`."]
     status = json.loads((runs_dir / "hurried" / "status.json").read_text())
     assert status["state"] == "interrupted"
     assert status["message"] == "Left at once. Continue with `rl-lab resume hurried`."

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as request:  # argparse's --help
         return int(request.code or 0)
     except KeyboardInterrupt as interruption:  # Python's own has no arguments
-        print("\ninterrupted", file=sys.stderr)
+        print("\ninterrupted", *getattr(interruption, "__notes__", ()), sep="\n", file=sys.stderr)
         return 128 + int(*interruption.args or (signal.SIGINT,))
     except BrokenPipeError:
         if not _stdout_is_closed():

@@ -122,8 +122,11 @@ def test_ctrl_c_is_130(rl: Any, fake: Any) -> None:
 
 
 def test_leaving_at_once_says_by_which_signal(rl: Any, fake: Any) -> None:
-    fake("api", train=Calls(KeyboardInterrupt(signal.SIGTERM)))
-    assert rl("train").code == 143
+    leaving = KeyboardInterrupt(signal.SIGTERM)
+    leaving.add_note("Continue with `rl-lab resume a1`.")
+    fake("api", train=Calls(leaving))
+    answer = rl("train")
+    assert answer.code == 143 and answer.err.splitlines()[-2:] == ["interrupted", "Continue with `rl-lab resume a1`."]
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -11,9 +11,12 @@ one huge gradient cannot dominate the average for long (Ziyin, Wang, Ueda 2020).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from rl_lab.training.capture import is_capturing
 from rl_lab.training.update_rules import UpdateRule
 
 
@@ -21,6 +24,7 @@ class LaProp(UpdateRule):
     """LaProp with decoupled weight decay."""
 
     slots = ("mean", "mean_square")
+    _pieces: Any = None  # on a GPU: where the tensors of one kernel lie
 
     def change(
         self,
@@ -33,6 +37,8 @@ class LaProp(UpdateRule):
     ) -> None:
         if divisor is not None:
             torch._foreach_div_(gradients, divisor)
+        if self._change_at_once(parameters, gradients, state, count, learning_rate):
+            return
         beta1, beta2 = self.betas
         mean, mean_square = state["mean"], state["mean_square"]
         torch._foreach_mul_(mean_square, beta2)
@@ -49,6 +55,30 @@ class LaProp(UpdateRule):
         torch._foreach_add_(spread, self.epsilon)
         torch._foreach_addcdiv_(mean, gradients, spread, value=1.0 - beta1)
         torch._foreach_add_(parameters, mean, alpha=-learning_rate / (1.0 - beta1**count))
+
+    def _change_at_once(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        state: dict[str, list[Tensor]],
+        counts: int | list[Tensor],
+        learning_rate: float | Tensor,
+    ) -> bool:
+        """On a GPU, with gradients that always lie at the same places: one kernel."""
+        if not (isinstance(counts, list) and self.gradients_stay and parameters[0].is_cuda and not self.weight_decay):
+            return False
+        from rl_lab.training.laprop_kernel import PiecesByAddress
+
+        self._pieces = self._pieces or PiecesByAddress()
+        lists = (parameters, gradients, state["mean"], state["mean_square"])
+        pieces = self._pieces.of(*lists, may_make=not is_capturing())
+        if pieces is None:
+            return False
+        beta1, beta2 = self.betas
+        count = torch.stack(counts).double()
+        rates = (learning_rate / (1.0 - beta1**count)).float()
+        pieces.change((1.0 - beta2**count).sqrt_().float(), rates, betas=self.betas, epsilon=self.epsilon)
+        return True
 
     def _finish_static(
         self,

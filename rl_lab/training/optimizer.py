@@ -91,6 +91,7 @@ class Optimizer:
         self.rule = RULES[name](
             named, epsilon=epsilon, betas=(betas[0], betas[1]), weight_decay=weight_decay, momentum=momentum
         )
+        self.rule.gradients_stay = self.rule.is_static and adaptive_clip is not None
         self.loss_scale = LossScale() if precision == "fp16" else None
         self.accumulated = 0  # losses since the last change of the parameters
         self._rate = value_at(self.learning_rate, Progress())
@@ -176,13 +177,15 @@ class Optimizer:
             torch._foreach_mul_(gradients, 1.0 / self.loss_scale.value)
         if self.log_module_norms:
             metrics |= self._module_norms(everyone)
-        grad_norm = metrics["grad_norm"] = self._norm(gradients, flat)
+        norms = torch.stack(torch._foreach_norm(gradients)) if self.rule.gradients_stay else None  # read once for both
+        grad_norm = self._norm(gradients, flat) if norms is None else torch.linalg.vector_norm(norms)
+        metrics["grad_norm"] = grad_norm
         if self.loss_scale is not None and not self.loss_scale.accepts(grad_norm):
             return metrics
         if self.adaptive_clip is not None:
             pairs = zip(self.parameters, everyone, strict=True)
             clipped = [parameter for parameter, gradient in pairs if gradient is not None]
-            gradients = clip_adaptively(clipped, gradients, self.adaptive_clip, self._segments(clipped))
+            gradients = clip_adaptively(clipped, gradients, self.adaptive_clip, self._segments(clipped), norms)
         divisor = None
         if self.max_grad_norm is not None:
             norm = grad_norm if self.adaptive_clip is None else self._norm(gradients)
@@ -279,13 +282,17 @@ def divisor_to(limit: float, norm: Tensor | float) -> Tensor | None:
 
 
 def clip_adaptively(
-    parameters: list[Tensor], gradients: list[Tensor], clip: float, segments: Segments | None = None
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    clip: float,
+    segments: Segments | None = None,
+    norms: Tensor | None = None,
 ) -> list[Tensor]:
     """Each gradient's norm at most `clip` times its parameter's norm (AGC, one norm per tensor); in place, or with
-    `segments` in there."""
+    `segments` in there. `norms` are those of the gradients, where somebody has them."""
     with torch.no_grad():
         sizes = torch.stack(torch._foreach_norm(parameters)).clamp_(min=SMALLEST_PARAMETER_NORM)
-        norms = torch.stack(torch._foreach_norm(gradients)).clamp_(min=1e-6)
+        norms = (torch.stack(torch._foreach_norm(gradients)) if norms is None else norms).clamp(min=1e-6)
         factors = (sizes * clip / norms).clamp_(max=1.0)
         if segments is None:
             torch._foreach_mul_(gradients, list(factors.unbind()))

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ ROW = 64  # numbers: 256 bytes of float32, so that every tensor starts aligned a
 
 
 class Segments:
-    """Scratch space with the shapes of some tensors."""
+    """Scratch space with the shapes of some tensors, and each in the order in which its tensor lies in memory."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         rows = [max(1, -(-tensor.numel() // ROW)) for tensor in tensors]
@@ -27,7 +25,7 @@ class Segments:
         starts = [sum(rows[:index]) * ROW for index in range(len(rows))]
         numbers = self.block.view(-1)
         self.views = [
-            numbers[start : start + prod(tensor.shape)].view(tensor.shape)
+            numbers.as_strided(tensor.shape, dense_strides(tensor), start)
             for start, tensor in zip(starts, tensors, strict=True)
         ]
 
@@ -39,6 +37,11 @@ class Segments:
     def by_row(self, factors: Tensor) -> Tensor:
         """One number per tensor as one number per row, `[rows, 1]`, to multiply or divide the block by."""
         return factors.index_select(0, self.owner_of_row).unsqueeze(1)
+
+
+def dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Those of a tensor of its own that lies as this one does: a convolution's kernel may have its channels last."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 class SegmentsByMembers:

@@ -28,6 +28,7 @@ class UpdateRule(ABC):
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
+    gradients_stay = False  # whether they lie at the same addresses every time, as after adaptive clipping on a GPU
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class Layer(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         if self.is_one_node:
-            total = F.linear(features, self.linear.weight)
+            total = _time_first(features, self.linear.weight)
             return norm_silu(total, self.linear.bias, self.norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
         return self.after(self.linear(features))
 
@@ -99,6 +99,15 @@ class Layer(nn.Module):
         if self.is_one_node:
             return norm_silu(total, None, self.norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
         return self.activation(self.norm(total))
+
+
+def _time_first(features: Tensor, weight: Tensor) -> Tensor:
+    """`F.linear`; dreams lie in memory with their steps first, and a product in that order needs no copy of them."""
+    if features.is_cuda and features.dim() == 3 and not features.is_contiguous():
+        turned = features.transpose(0, 1)
+        if turned.is_contiguous():
+            return F.linear(turned, weight).transpose(0, 1)
+    return F.linear(features, weight)
 
 
 class Stack(nn.Module):

@@ -205,10 +205,18 @@ class RSSM(nn.Module):
 
     def features(self, state: State) -> Tensor:
         """What heads read: `[..., output_size]`."""
-        return torch.cat((state["deter"], state["stoch"]), dim=-1)
+        deter, stoch = state["deter"], state["stoch"]
+        if deter.is_cuda and not torch.is_grad_enabled() and _lie_side_by_side(deter, stoch):
+            return deter.as_strided((*deter.shape[:-1], self.output_size), deter.stride())  # a dream: nothing to copy
+        return torch.cat((deter, stoch), dim=-1)
 
     def encode_action(self, action: Tensor) -> Tensor:
         """Actions as the model reads them `[..., sum(sizes)]`: one-hots side by side, or numbers pressed to [-1, 1]."""
+        if self.action.kind == "continuous" and action.is_cuda and not torch.is_grad_enabled():
+            from rl_lab.components import head_kernels
+
+            low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
+            return head_kernels.press(action, low)
         if self.action.kind == "continuous":
             return action / action.detach().abs().clamp(min=1.0)
         choices = action.unsqueeze(-1) if self.action.kind == "discrete" else action
@@ -434,6 +442,17 @@ def whole_dream_for(
     from rl_lab.components import dream_kernel
 
     return dream_kernel if dream_kernel.fits(shape, prior, policy.actor) else None
+
+
+def _lie_side_by_side(left: Tensor, right: Tensor) -> bool:
+    """Whether `right` is what follows `left` along the last axis of one tensor."""
+    return (
+        left.dtype == right.dtype
+        and left.stride() == right.stride()
+        and left.stride(-1) == 1
+        and left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+        and left.storage_offset() + left.shape[-1] == right.storage_offset()
+    )
 
 
 def _norm_weight(norm: nn.Module) -> Tensor:

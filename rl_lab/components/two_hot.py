@@ -10,8 +10,11 @@ target is shared between its two neighbours there, so that the mean over the bin
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
 
 from rl_lab.types import ConfigError
 
@@ -47,26 +50,52 @@ def two_hot_weights(target: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
     return below, (target - low) / (high - low)
 
 
+class _TwoHotLoss(Function):
+    """On GPUs: the logits are read once there and once back, in the precision they came in."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, bins: Tensor) -> Tensor:
+        from rl_lab.components import head_kernels
+
+        losses, normalizers = head_kernels.two_hot_loss(logits, target, bins)
+        ctx.save_for_backward(logits, target, bins, normalizers)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        from rl_lab.components import head_kernels
+
+        logits, target, bins, normalizers = ctx.saved_tensors
+        return head_kernels.two_hot_loss_backward(logits, target, bins, normalizers, gradient), None, None
+
+
 class TwoHot:
     """A softmax over bins: logits `[..., bins]`."""
 
     def __init__(self, logits: Tensor, bins: Tensor) -> None:
-        self.logits = logits.float()
+        self.logits = logits
         self.bins = bins
 
     def mean(self) -> Tensor:
         """The expected number `[...]`. Mirrored bins are summed in pairs, so that equal logits give exactly 0."""
+        if self.logits.is_cuda and not (torch.is_grad_enabled() and self.logits.requires_grad):
+            from rl_lab.components import head_kernels
+
+            return head_kernels.two_hot_mean(self.logits, self.bins)
         half = self.bins.shape[0] // 2
-        weighted = torch.softmax(self.logits, dim=-1) * self.bins
+        weighted = torch.softmax(self.logits.float(), dim=-1) * self.bins
         return (weighted[..., :half].flip(-1) + weighted[..., half + 1 :]).sum(dim=-1) + weighted[..., half]
 
     def loss(self, target: Tensor) -> Tensor:
         """Cross-entropy `[...]` to targets `[...]`."""
+        if self.logits.is_cuda:
+            return _TwoHotLoss.apply(self.logits, target.float(), self.bins)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             below, weight_above = two_hot_weights(target.float(), self.bins)
             indices = torch.stack((below, below + 1), dim=-1)
             weights = torch.stack((1.0 - weight_above, weight_above), dim=-1)
-        log_probs = torch.log_softmax(self.logits, dim=-1)
+        log_probs = torch.log_softmax(self.logits.float(), dim=-1)
         return -(log_probs.gather(-1, indices) * weights).sum(dim=-1)
 
     def until_last(self) -> TwoHot:

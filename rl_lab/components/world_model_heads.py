@@ -156,6 +156,13 @@ class LatentActor(nn.Module):
 
     def decide(self, features: Tensor, noise: Tensor) -> Tensor:
         """Actions drawn with noise from outside; where they are numbers, gradients reach mean and deviation."""
+        if self.action.kind == "continuous" and features.is_cuda and not torch.is_grad_enabled():
+            from rl_lab.components import head_kernels
+
+            hidden = self.stack(features)
+            return head_kernels.bounded_draw(
+                self.output(hidden), self.deviation_output(hidden), noise, *self.deviations
+            )
         policy = self(features)
         if isinstance(policy, Categorical):
             return (policy.logits + noise).argmax(dim=-1)

@@ -206,7 +206,9 @@ class Dreamer(LatentStateWorkflow):
             value = self.critic(features)  # of [N, H+1]
             slow = self.slow_critic(features).mean()
             policy = self.actor(features[:, :-1])
-            guess = dream["value"] if "value" in dream else slow if self.slow_target else value.mean().detach()
+            with torch.no_grad():
+                expected = slow if self.slow_target else value.mean()
+            guess = dream.get("value", expected)
             never = torch.zeros_like(goes_on, dtype=torch.bool)
             told = (dream["reward"], guess, never, 1.0 - goes_on)
             returns = lambda_return(*told, discount=1.0, lambda_=self.lambda_)  # [N, H]

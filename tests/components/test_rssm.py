@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rl_lab.components import rssm as rssm_module
 from rl_lab.components.latents import CategoricalLatent, GaussianLatent
 from rl_lab.components.layers import BlockLinear, block_product
 from rl_lab.components.rssm import RSSM, BlockGRU
@@ -167,3 +168,17 @@ def test_the_recurrence_may_be_normed_by_itself() -> None:
     rssm = RSSM(**shared, recurrence="gru", deter=8, hidden=6, norm="none", recurrence_norm="layer")  # type: ignore[arg-type]
     normed = {name.rsplit(".", 1)[0] for name, _ in rssm.named_parameters() if "norm" in name}
     assert normed == {"cell.gates_norm"}
+
+
+def test_views_of_one_tensor_are_known_to_lie_side_by_side() -> None:
+    both = torch.arange(24.0).view(2, 3, 4).transpose(0, 1)
+    assert rssm_module._lie_side_by_side(both[..., :3], both[..., 3:])
+    for left, right in (
+        (both[..., :2], both[..., 3:]),
+        (both[..., :3], both[..., 3:].clone()),
+        (both[..., 1:], both[..., :1]),
+        (both[..., :3], both[:1, :, 3:].double()),
+    ):
+        assert not rssm_module._lie_side_by_side(left, right)
+    joined = both[..., :3].as_strided((3, 2, 4), both[..., :3].stride(), both[..., :3].storage_offset())
+    assert torch.equal(joined, both)

@@ -43,27 +43,39 @@ def scale_of(x, epsilon, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _slope_of_silu(y):
+def slope_of_silu(y):
     sigmoid = tl.sigmoid(y)
     return sigmoid * (1.0 + y * (1.0 - sigmoid))
 
 
 @triton.jit
-def _slope_of_norm_silu(x, weight, gradient, epsilon, WIDTH: tl.constexpr):
+def slope_of_norm_silu(x, weight, gradient, epsilon, WIDTH: tl.constexpr):
     scale = scale_of(x, epsilon, WIDTH)
     normed = x * scale[:, None]
-    g = gradient * _slope_of_silu(normed * weight[None, :]) * weight[None, :]
+    g = gradient * slope_of_silu(normed * weight[None, :]) * weight[None, :]
     return scale[:, None] * (g - normed * (tl.sum(g * normed, axis=1) / WIDTH)[:, None])
 
 
 @triton.jit
-def _meet(counter, everyone):
-    """Waits until `everyone` arrivals were counted: what each program stored before, all may read after."""
+def arrive(counter):
+    """Counts this program in: what it stored before, others may read once they have waited for everyone."""
     tl.debug_barrier()
-    arrived = tl.atomic_add(counter, 1, sem="acq_rel") + 1
+    tl.atomic_add(counter, 1, sem="release")
+
+
+@triton.jit
+def wait(counter, everyone):
+    """Until `everyone` arrivals were counted. What nobody waits for is best stored and read between the two."""
+    arrived = tl.atomic_add(counter, 0, sem="acquire")
     while arrived < everyone:
         arrived = tl.atomic_add(counter, 0, sem="acquire")
     tl.debug_barrier()
+
+
+@triton.jit
+def meet(counter, everyone):
+    arrive(counter)
+    wait(counter, everyone)
 
 
 @triton.jit
@@ -80,7 +92,7 @@ def _forward(
     D: tl.constexpr = G * W
     Z: tl.constexpr = GROUPS * CLASSES
     low = state.dtype.element_ty
-    rows_id, g = tl.program_id(0), tl.program_id(1)
+    g, rows_id = tl.program_id(0), tl.program_id(1)
     local = tl.arange(0, R)
     r = rows_id * R + local
     h, w, z, classes = tl.arange(0, H), tl.arange(0, W), tl.arange(0, Z), tl.arange(0, CLASSES)
@@ -111,7 +123,7 @@ def _forward(
     old = tl.load(before + r[:, None] * D + g * W + w[None, :])
     chosen = tl.load(state + r[:, None] * (D + Z) + D + z[None, :])
     tl.store(parts_of + g * R * 2 * H + mine, tl.dot(old.to(low), w_deter, input_precision="ieee"))
-    _meet(counter, G)
+    meet(counter, G)
     from_deter = tl.zeros([R, H], tl.float32)
     for b in tl.static_range(G):
         from_deter += tl.load(parts_of + b * R * 2 * H + mine, cache_modifier=".cg")
@@ -135,6 +147,7 @@ def _forward(
         total = tl.dot(stoch_seen, w_shared_1, total, input_precision="ieee").to(low)
         x_mixed = total.to(tl.float32) + b_mix
         tl.store(squares_of + g * R + local, tl.sum(x_mixed * x_mixed, axis=1))
+        arrive(counter)
         tl.store(mixed + column, total)
         if is_first_block:
             two = row[:, None] * (2 * H) + h[None, :]
@@ -142,7 +155,7 @@ def _forward(
             tl.store(pre + two + H, from_stoch)
             tl.store(inputs + place, deter_seen)
             tl.store(inputs + place + H, stoch_seen)
-        _meet(counter, G * (2 * t + 2))
+        wait(counter, G * (2 * t + 2))
         squares = tl.zeros([R], tl.float32)
         for b in tl.static_range(G):
             squares += tl.load(squares_of + b * R + local, cache_modifier=".cg")
@@ -158,6 +171,7 @@ def _forward(
         new_low = new.to(low)
         tl.store(parts_of + g * R * 2 * H + mine, tl.dot(new_low, w_deter, input_precision="ieee"))
         tl.store(parts_of + g * R * 2 * H + mine + H, tl.dot(new_low, w_posterior, input_precision="ieee"))
+        arrive(counter)
         old = new * keep_next
         tl.store(active + column, opened)
         kept = gates + (g * T * B + row)[:, None] * (3 * W) + w[None, :]
@@ -168,7 +182,7 @@ def _forward(
         tl.store(deter_low + column, new_low)
         tl.store(before + column + B * D, old, mask=has_next[:, None])
         tl.store(state + (row + B)[:, None] * (D + Z) + g * W + w[None, :], old.to(low), mask=has_next[:, None])
-        _meet(counter, G * (2 * t + 3))
+        wait(counter, G * (2 * t + 3))
         from_deter = tl.zeros([R, H], tl.float32)
         from_memory = tl.zeros([R, H], tl.float32)
         for b in tl.static_range(G):
@@ -215,7 +229,7 @@ def _backward(
     D: tl.constexpr = G * W
     Z: tl.constexpr = GROUPS * CLASSES
     low = pre.dtype.element_ty
-    rows_id, g = tl.program_id(0), tl.program_id(1)
+    g, rows_id = tl.program_id(0), tl.program_id(1)
     local = tl.arange(0, R)
     r = rows_id * R + local
     h, w, z = tl.arange(0, H), tl.arange(0, W), tl.arange(0, Z)
@@ -260,7 +274,7 @@ def _backward(
         seen = tl.dot(told, w_output, input_precision="ieee").to(low)
         one = row[:, None] * H + h[None, :]
         x = tl.load(above + one).to(tl.float32)
-        back = _slope_of_norm_silu(x, n_posterior, seen.to(tl.float32), epsilon, H).to(low)
+        back = slope_of_norm_silu(x, n_posterior, seen.to(tl.float32), epsilon, H).to(low)
         if is_first_block:
             tl.store(for_output + choice, told)
             tl.store(for_hidden + one, seen)
@@ -285,33 +299,35 @@ def _backward(
         # The norm over all blocks: how the slope lies along it.
         scale = tl.load(mix_scale + row)[:, None]
         normed = (tl.load(mixed + column).to(tl.float32) + b_mix) * scale
-        after_norm = opened.to(tl.float32) * _slope_of_silu(normed * n_mix) * n_mix
+        after_norm = opened.to(tl.float32) * slope_of_silu(normed * n_mix) * n_mix
         tl.store(along_of + g * R + local, tl.sum(after_norm * normed, axis=1))
+        arrive(counter)
         tl.store(for_gates + kept, for_reset)
         tl.store(for_gates + kept + W, for_middle)
         tl.store(for_gates + kept + 2 * W, for_update)
         tl.store(for_active + column, opened)
-        _meet(counter, G * (2 * step + 1))
+        wait(counter, G * (2 * step + 1))
         along = tl.zeros([R], tl.float32)
         for b in tl.static_range(G):
             along += tl.load(along_of + b * R + local, cache_modifier=".cg")
         for_mix = (scale * (after_norm - normed * (along / D)[:, None])).to(low)
-        tl.store(for_mixed + column, for_mix)
         tl.store(parts_of + g * R * 2 * H + mine, tl.dot(for_mix, w_shared_0, input_precision="ieee"))
         tl.store(parts_of + g * R * 2 * H + mine + H, tl.dot(for_mix, w_shared_1, input_precision="ieee"))
+        arrive(counter)
+        tl.store(for_mixed + column, for_mix)
         later = tl.dot(for_mix, w_own, direct, input_precision="ieee")
-        _meet(counter, G * (2 * step + 2))
+        two = row[:, None] * (2 * H) + h[None, :]
+        x_deter = tl.load(pre + two).to(tl.float32) + deter_bias
+        x_stoch = tl.load(pre + two + H).to(tl.float32) + stoch_bias
+        wait(counter, G * (2 * step + 2))
         first = tl.zeros([R, H], tl.float32)
         second = tl.zeros([R, H], tl.float32)
         for b in tl.static_range(G):
             first += tl.load(parts_of + b * R * 2 * H + mine, cache_modifier=".cg")
             second += tl.load(parts_of + b * R * 2 * H + mine + H, cache_modifier=".cg")
         first_low, second_low = first.to(low), second.to(low)
-        two = row[:, None] * (2 * H) + h[None, :]
-        x = tl.load(pre + two).to(tl.float32) + deter_bias
-        for_deter = _slope_of_norm_silu(x, deter_norm, first_low.to(tl.float32), epsilon, H).to(low)
-        x = tl.load(pre + two + H).to(tl.float32) + stoch_bias
-        for_stoch = _slope_of_norm_silu(x, stoch_norm, second_low.to(tl.float32), epsilon, H).to(low)
+        for_deter = slope_of_norm_silu(x_deter, deter_norm, first_low.to(tl.float32), epsilon, H).to(low)
+        for_stoch = slope_of_norm_silu(x_stoch, stoch_norm, second_low.to(tl.float32), epsilon, H).to(low)
         later = tl.dot(for_deter, w_deter, later, input_precision="ieee")
         for_choice = tl.dot(for_stoch, w_stoch, input_precision="ieee")
         if is_first_block:
@@ -404,12 +420,12 @@ def _matrices(products: Products) -> list[Tensor]:
 
 
 def _grid(shape: Shape) -> tuple[int, int]:
-    return shape.batch // ROWS, shape.blocks
+    return shape.blocks, shape.batch // ROWS  # the programs of the same rows are started one after the other
 
 
 def _meeting_place(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Who has arrived, and room for what the programs tell each other."""
-    groups, blocks = _grid(shape)
+    blocks, groups = _grid(shape)
     arrived = torch.zeros(groups, dtype=torch.int32, device=device)
     one = torch.empty(groups, blocks, ROWS, device=device)
     return arrived, one, torch.empty(groups, blocks, ROWS, 2 * shape.hidden, device=device)
@@ -418,4 +434,5 @@ def _meeting_place(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, 
 def _sizes(shape: Shape) -> dict[str, int]:
     classes = shape.stoch // shape.groups
     sizes = {"G": shape.blocks, "W": shape.deter // shape.blocks, "H": shape.hidden}
-    return sizes | {"GROUPS": shape.groups, "CLASSES": classes, "R": ROWS, "num_warps": WARPS, "num_stages": 1}
+    sizes |= {"GROUPS": shape.groups, "CLASSES": classes, "R": ROWS, "num_warps": WARPS, "num_stages": 1}
+    return sizes | {"launch_cooperative_grid": True}  # the device starts all programs together or none

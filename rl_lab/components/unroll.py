@@ -150,9 +150,9 @@ def whole_sequence_for(shape: Shape, device: torch.device) -> Any:
     """The kernels that go through all rows at once, where there is a GPU and the model is small enough; or None."""
     if device.type != "cuda":
         return None
-    from rl_lab.components import sequence_kernels
+    from rl_lab.components import sequence_kernels, wide_sequence_kernels
 
-    return sequence_kernels if sequence_kernels.fits(shape, device) else None
+    return next((each for each in (sequence_kernels, wide_sequence_kernels) if each.fits(shape, device)), None)
 
 
 class _Unroll(Function):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (torch.cuda.is_available() or IS_INTERPRETED):
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from rl_lab.components import dream_kernel, sequence_kernels, unroll  # noqa: E402
+from rl_lab.components import dream_kernel, sequence_kernels, unroll, wide_sequence_kernels  # noqa: E402
 from rl_lab.components.latents import CategoricalLatent  # noqa: E402
 from rl_lab.components.layers import NORM_EPSILON  # noqa: E402
 from rl_lab.components.rssm import RSSM, Decisions, State, whole_dream_for  # noqa: E402
@@ -68,20 +69,30 @@ class Processes:
             os._exit(1)
 
 
-@pytest.fixture
-def whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+SMALL: dict[str, Any] = {"rows": 32, "deter": 32, "groups": 4, "classes": 4}
+WIDE: dict[str, Any] = {"rows": 16, "deter": 128, "groups": 2, "classes": 16}  # four programs, two of which choose
+KERNELS = pytest.mark.parametrize(
+    ("kernels", "sizes"), [(sequence_kernels, SMALL), (wide_sequence_kernels, WIDE)], ids=["small", "wide"]
+)
+
+
+@contextmanager
+def whole(kernels: Any) -> Iterator[None]:
     """Sequences take the kernels here, though they are in float32."""
-    if IS_INTERPRETED:
-        monkeypatch.setattr(sequence_kernels, "_forward", Processes(sequence_kernels._forward))
-        monkeypatch.setattr(sequence_kernels, "_backward", Processes(sequence_kernels._backward))
-    monkeypatch.setattr(unroll, "whole_sequence_for", lambda shape, device: sequence_kernels)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        if IS_INTERPRETED:
+            patch.setattr(kernels, "_forward", Processes(kernels._forward))
+            patch.setattr(kernels, "_backward", Processes(kernels._backward))
+        patch.setattr(unroll, "whole_sequence_for", lambda shape, device: kernels)
+        yield
 
 
-def make_rssm(action: ActionSpec = CONTINUOUS) -> RSSM:
+def make_rssm(
+    action: ActionSpec = CONTINUOUS, deter: int = 32, groups: int = 4, classes: int = 4, rows: int = 0
+) -> RSSM:
     torch.manual_seed(0)
-    latent = CategoricalLatent(groups=4, classes=4)
-    return shaken(RSSM(input_size=EMBEDDING, action=action, latent=latent, deter=32, hidden=16, blocks=2))
+    latent = CategoricalLatent(groups=groups, classes=classes)
+    return shaken(RSSM(input_size=EMBEDDING, action=action, latent=latent, deter=deter, hidden=16, blocks=2))
 
 
 def shaken(part: Any) -> Any:
@@ -92,18 +103,19 @@ def shaken(part: Any) -> Any:
     return part.to(DEVICE)
 
 
-def make_start(rows: int) -> State:
-    chosen = torch.nn.functional.one_hot(torch.randint(0, 4, (rows, 4)), 4).float().flatten(1)
-    return {"deter": (torch.randn(rows, 32) * 0.3).to(DEVICE), "stoch": chosen.to(DEVICE)}
+def make_start(rows: int, deter: int = 32, groups: int = 4, classes: int = 4) -> State:
+    chosen = torch.nn.functional.one_hot(torch.randint(0, classes, (rows, groups)), classes).float().flatten(1)
+    return {"deter": (torch.randn(rows, deter) * 0.3).to(DEVICE), "stoch": chosen.to(DEVICE)}
 
 
-def learn(rssm: RSSM) -> dict[str, Tensor]:
+def learn(sizes: dict[str, Any]) -> dict[str, Tensor]:
     """Outputs, and the gradients of a loss that reads all of them with weights of their own."""
+    rssm, rows = make_rssm(**sizes), sizes["rows"]
     torch.manual_seed(4)
-    embedding = torch.randn(ROWS, LENGTH, EMBEDDING, device=DEVICE).requires_grad_()
-    action = torch.randn(ROWS, LENGTH, 3, device=DEVICE).requires_grad_()
-    is_first = torch.rand(ROWS, LENGTH, device=DEVICE) < 0.3
-    states, posterior = rssm.observe_sequence(embedding, action, is_first, make_start(ROWS))
+    embedding = torch.randn(rows, LENGTH, EMBEDDING, device=DEVICE).requires_grad_()
+    action = torch.randn(rows, LENGTH, 3, device=DEVICE).requires_grad_()
+    is_first = torch.rand(rows, LENGTH, device=DEVICE) < 0.3
+    states, posterior = rssm.observe_sequence(embedding, action, is_first, make_start(**sizes))
     outputs = {**states, "posterior": posterior}
     loss = torch.stack([(value * torch.randn_like(value)).sum() for value in outputs.values()]).sum()
     loss.backward()
@@ -112,20 +124,24 @@ def learn(rssm: RSSM) -> dict[str, Tensor]:
     return {**outputs, **learned, "embedding": embedding.grad, "action": action.grad}  # type: ignore[dict-item]
 
 
-def test_a_sequence_and_its_gradients_equal_those_of_the_loop(request: pytest.FixtureRequest) -> None:
-    expected = learn(make_rssm())
-    request.getfixturevalue("whole")
-    found = learn(make_rssm())
+@KERNELS
+def test_a_sequence_and_its_gradients_equal_those_of_the_loop(kernels: Any, sizes: dict[str, Any]) -> None:
+    expected = learn(sizes)
+    with whole(kernels):
+        found = learn(sizes)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=3e-5, atol=3e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_without_noise_the_likeliest_is_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@KERNELS
+def test_without_noise_the_likeliest_is_chosen(
+    kernels: Any, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CategoricalLatent, "noise", lambda self, *leading, device: None)
-    expected = learn(make_rssm())["stoch"]
-    request.getfixturevalue("whole")
-    assert torch.equal(learn(make_rssm())["stoch"], expected)
+    expected = learn(sizes)["stoch"]
+    with whole(kernels):
+        assert torch.equal(learn(sizes)["stoch"], expected)
 
 
 @pytest.mark.parametrize("kind", ["continuous", "discrete"])
@@ -189,6 +205,29 @@ def test_only_small_models_in_half_precision_take_the_kernels(
     for smaller in (RTX_4090, SLICE):  # too little memory per program, too few programs at a time
         gpu(smaller)
         assert not sequence_kernels.fits(shape, torch.device("cuda:0"))
+
+
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({}, True),
+        ({"batch": 32}, False),  # twice the programs
+        ({"deter": 4096, "hidden": 512, "stoch": 1024}, False),  # 50m
+        ({"deter": 512, "hidden": 64, "stoch": 128}, False),  # 1m: its classes are too few
+        ({"low": torch.float32}, False),
+    ],
+)
+def test_only_models_of_size_12m_take_the_wide_kernels(
+    change: dict[str, Any], fits: bool, gpu: Callable[[dict[str, int]], None]
+) -> None:
+    gpu(H200)
+    of_12m: dict[str, Any] = {"batch": 16, "deter": 2048, "hidden": 256, "stoch": 512, "low": torch.bfloat16}
+    rest = {"length": 64, "blocks": 8, "groups": 32, "unimix": 0.01, "epsilon": 1e-4}
+    shape = unroll.Shape(**rest, high=torch.float32, **(of_12m | change))
+    assert wide_sequence_kernels.fits(shape, torch.device("cuda:0")) is fits
+    for smaller in (RTX_4090, SLICE):
+        gpu(smaller)
+        assert not wide_sequence_kernels.fits(shape, torch.device("cuda:0"))
 
 
 def test_only_the_networks_the_dream_knows_take_its_kernel() -> None:

@@ -16,13 +16,16 @@ from rl_lab.training.laprop import LaProp  # noqa: E402
 from rl_lab.training.laprop_kernel import PIECE, PiecesByAddress  # noqa: E402
 
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
-SHAPES = [(3, 5), (PIECE + 7,), (1,), (PIECE,)]  # within a piece, beyond one, a single number, exactly one
+# within a piece, beyond one, a single number, exactly one, a convolution's
+SHAPES = [(3, 5), (PIECE + 7,), (1,), (PIECE,), (4, 3, 5, 5)]
 BETAS, EPSILON, RATE = (0.9, 0.99), 1e-20, 0.01
 
 
 def draw(seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(DEVICE) for shape in SHAPES]
+    drawn = [torch.randn(shape, generator=generator).to(DEVICE) for shape in SHAPES]
+    drawn[-1] = drawn[-1].to(memory_format=torch.channels_last)  # as convolutions on a GPU are
+    return drawn
 
 
 def test_three_changes_equal_those_of_the_rule() -> None:

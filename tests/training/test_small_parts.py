@@ -88,6 +88,17 @@ def test_segments_scale_each_tensor_by_its_own_number() -> None:
     assert segments.owner_of_row.tolist() == [0, 0, 0, 1, 2, 3]
 
 
+def test_segments_lie_as_their_tensors_do() -> None:
+    kernel = torch.randn(3, 2, 5, 5).to(memory_format=torch.channels_last)
+    columns = torch.randn(4, 6).t()
+    every_other = torch.randn(3, 8)[:, ::2]  # has gaps: there is room for its numbers alone
+    segments = Segments([kernel, columns, every_other])
+    assert [view.stride() for view in segments.views] == [kernel.stride(), columns.stride(), (4, 1)]
+    segments.take([kernel, columns, every_other])
+    for view, tensor in zip(segments.views, (kernel, columns, every_other), strict=True):
+        assert torch.equal(view, tensor)
+
+
 def test_scratch_space_is_made_once_per_set_of_tensors() -> None:
     rooms, tensors = SegmentsByMembers(), [torch.ones(2), torch.ones(3)]
     assert rooms.of(tensors) is rooms.of(list(tensors))

@@ -48,10 +48,11 @@ class EvaluationBlock:
     timeout_steps: int | None = None
     video: bool = True
     dream_every_steps: int | None = None
+    dream_every_updates: int | None = None
 
     def __post_init__(self) -> None:
         least = {"warmup_steps": 0, "episodes": 1, "final_episodes": 0, "num_envs": 1, "timeout_steps": 1}
-        least |= {"dream_every_steps": 1}
+        least |= {"dream_every_steps": 1, "dream_every_updates": 1}
         for name, lowest in least.items():
             _at_least(lowest, getattr(self, name), place=f"evaluation.{name}")
 
@@ -60,7 +61,7 @@ class EvaluationBlock:
         return EvaluationPlan(cadence, self.warmup_steps, self.episodes, self.final_episodes)
 
     def film_cadence(self) -> Cadence:
-        return Cadence(self.dream_every_steps, place="evaluation.dream")
+        return Cadence(self.dream_every_steps, self.dream_every_updates, place="evaluation.dream")
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def read_settings(config: Config) -> Settings:
     training: TrainingBlock = _block(TrainingBlock, config, "training")
     places = [f"training.phases.{index}" for index in range(len(training.phases))]
     phases = [make_phase(dict(phase), place=place) for phase, place in zip(training.phases, places, strict=True)]
-    return Settings(
+    settings = Settings(
         experiment=_block(ExperimentBlock, config, "experiment"),
         seed=config["seed"],
         plugins=tuple(config["plugins"] or ()),
@@ -138,6 +139,22 @@ def read_settings(config: Config) -> Settings:
         logging=_block(LoggingBlock, config, "logging"),
         runs=_block(RunsBlock, config, "runs"),
     )
+    _refuse_steps_that_never_come(settings)
+    return settings
+
+
+def _refuse_steps_that_never_come(settings: Settings) -> None:
+    """Where nothing is collected, what is due after so many agent steps is never due."""
+    if any(phase.type == "online" for phase in settings.phases):
+        return
+    block = settings.evaluation
+    cadences = {"logging.": settings.logging.cadence(), "evaluation.": block.plan().cadence}
+    for place, cadence in (cadences | {"evaluation.dream_": block.film_cadence()}).items():
+        if cadence.every_steps is not None and cadence.every_updates is None:
+            raise ConfigError(
+                f"{place}every_steps is {cadence.every_steps}, but no phase takes steps: write "
+                f"`{place}every_steps: null` and `{place}every_updates: {cadence.every_steps}`."
+            )
 
 
 def _block(schema: type, config: Config, name: str) -> Any:

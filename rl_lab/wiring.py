@@ -261,9 +261,22 @@ def build(
         opened.callback(logger.close)
         experiment = _assemble(config, settings, environment, logger, display, run, interrupted, on_save)
         opened.pop_all()
-    for remark in experiment.agent.runtime.remarks(experiment.agent.workflow):
+    agent = experiment.agent
+    for remark in (*agent.runtime.remarks(agent.workflow), *_left_out(agent)):
         logger.message(remark, "warning")
     return experiment
+
+
+def _left_out(agent: Agent) -> list[str]:
+    """Sentences about what could learn, but no optimizer changes."""
+    learning = {id(each) for optimizer in agent.optimizers.values() for each in optimizer.parameters}
+    return [
+        f"{name} never learns: no optimizer names it in its `parts`."
+        for name, part in {**agent.components, **agent.controllers}.items()
+        if isinstance(part, nn.Module)
+        and (own := [id(each) for each in part.parameters() if each.requires_grad])
+        and learning.isdisjoint(own)
+    ]
 
 
 def _assemble(
@@ -427,18 +440,22 @@ def film_dreams(
 
 
 def _film_plan(run: RunDirectory | None, block: EvaluationBlock, agent: Agent, evaluator: Evaluator) -> FilmPlan:
-    if block.dream_every_steps is not None and not can_dream(agent.workflow):
-        raise ConfigError(
-            f"evaluation.dream_every_steps is {block.dream_every_steps}, but {type(agent.workflow).__name__} has no "
-            "world model to dream with: write null, or train one, such as `rl-lab train dreamer_v3`."
-        )
+    for name in ("dream_every_steps", "dream_every_updates"):
+        if (every := getattr(block, name)) is not None and not can_dream(agent.workflow):
+            raise ConfigError(
+                f"evaluation.{name} is {every}, but {type(agent.workflow).__name__} has no world model to dream with: "
+                "write null, or train one, such as `rl-lab train dreamer_v3`."
+            )
     if run is None:
         return FilmPlan()
     folder = run.videos_dir
-    return FilmPlan(
-        block.film_cadence(),
-        lambda counts: film_dreams(agent, evaluator, folder / f"dream_{counts.agent_steps:012d}.mp4"),
-    )
+
+    def film(counts: Counts) -> FilmFiles:
+        by_updates = block.dream_every_updates is not None
+        name = f"dream_update_{counts.updates:012d}" if by_updates else f"dream_{counts.agent_steps:012d}"
+        return film_dreams(agent, evaluator, folder / f"{name}.mp4")
+
+    return FilmPlan(block.film_cadence(), film)
 
 
 def _usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseScheduler) -> Callable[[float], Metrics]:

@@ -42,10 +42,10 @@ def train(runs_dir: Path, run_id: str, environment: str, *overrides: str) -> Run
 
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`state` has been filmed while it learnt, `pixels` never; `ppo` has nothing to dream with."""
+    """`state` and `pixels` have been filmed while they learnt; `ppo` has nothing to dream with."""
     folder = tmp_path_factory.mktemp("runs")
     train(folder, "state", "rl_lab/PointMass-v0", "evaluation.dream_every_steps=25")
-    train(folder, "pixels", "rl_lab/PixelCatch-v0")
+    train(folder, "pixels", "rl_lab/PixelCatch-v0", "evaluation.dream_every_updates=2")
     rl_lab.train("CartPole-v1:ppo", preset="debug", run_id="ppo", runs_dir=folder, quiet=True)
     return folder
 
@@ -66,6 +66,11 @@ def test_films_are_made_while_a_run_learns(runs_dir: Path) -> None:
     )
     # Three evaluation environments, two elements and reward, continue, value.
     assert size_of(videos / f"{names[0]}.mp4") == (50, 5 * CURVE_WIDTH, HEADER + 3 * CURVE_HEIGHT)
+
+
+def test_films_can_go_by_updates(runs_dir: Path) -> None:
+    found = sorted(path.name for path in (runs_dir / "pixels" / "videos").glob("*.mp4"))
+    assert found == ["dream_update_000000000002.mp4", "dream_update_000000000004.mp4"]
 
 
 def test_a_run_that_is_filmed_learns_as_if_nobody_watched(runs_dir: Path, tmp_path: Path) -> None:

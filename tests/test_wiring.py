@@ -342,6 +342,37 @@ def test_a_setting_that_compiles_nothing_is_remarked(config: dict[str, Any], mon
     assert said == [("warning", "runtime.compile is true, but PPO names no methods to compile: nothing is.")]
 
 
+def test_a_part_that_no_optimizer_trains_is_named(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(wiring.MetricLogger, "message", lambda _, text, level="info": said.append(text))
+    config["optimizers"]["controller"]["parts"] = ["encoder", "actor"]
+    build(config, run=None, quiet=True).close()
+    assert said == ["critic never learns: no optimizer names it in its `parts`."]
+
+
+@pytest.mark.parametrize(
+    ("place", "changes"),
+    [
+        ("logging.", {"logging": {"every_updates": None, "every_steps": 300}}),
+        ("evaluation.", {"evaluation": {"every_steps": 300}}),
+        ("evaluation.dream_", {"evaluation": {"dream_every_steps": 300}}),
+    ],
+)
+def test_steps_are_refused_as_a_measure_where_none_are_taken(
+    config: dict[str, Any], place: str, changes: dict[str, Any]
+) -> None:
+    for block, values in changes.items():
+        config[block] |= values
+    read_settings(config)
+    config["training"]["phases"] = [{"name": "learn", "type": "offline", "buffer": "rollout", "duration_updates": 1}]
+    with pytest.raises(ConfigError) as refusal:
+        read_settings(config)
+    assert str(refusal.value) == (
+        f"{place}every_steps is 300, but no phase takes steps: write `{place}every_steps: null` and "
+        f"`{place}every_updates: 300`."
+    )
+
+
 def test_what_was_captured_before_a_restore_is_recorded_anew(config: dict[str, Any]) -> None:
     forgotten: list[str] = []
     experiment = build(config, run=None, quiet=True)

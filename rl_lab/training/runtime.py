@@ -43,6 +43,7 @@ class Runtime:
             )
         self.precision = precision
         self.compiles = compile
+        self.wants_capture = capture is True
         self.graphs: GraphBackend | None = CudaGraphs(self.device) if self._captures(capture) else None
         self._captured: list[CapturedMethod] = []
         self._numbers: dict[str, tuple[float, Tensor]] = {}  # the newest value of each name, and its tensor
@@ -94,9 +95,14 @@ class Runtime:
 
     def remarks(self, owner: Any) -> list[str]:
         """Sentences about settings that change nothing for this owner."""
+        found, name = [], type(owner).__name__
         if self.compiles and not owner.compiled:
-            return [f"runtime.compile is true, but {type(owner).__name__} names no methods to compile: nothing is."]
-        return []
+            found.append(f"runtime.compile is true, but {name} names no methods to compile: nothing is.")
+        if self.wants_capture and self.graphs is None:
+            found.append(f"runtime.capture is true, but the device is {self.device.type}: nothing is captured.")
+        elif self.wants_capture and not owner.captured:
+            found.append(f"runtime.capture is true, but {name} names no methods to capture: nothing is.")
+        return found
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch on this device; tensors already there are not copied."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rl_lab.training import optimizer as optimizer_module
 from rl_lab.training import runtime as runtime_module
-from rl_lab.training.capture import WARM_UP_CALLS, CapturedMethod, Packed
+from rl_lab.training.capture import WARM_UP_CALLS, CapturedMethod, CudaGraphs, Packed
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
 from rl_lab.training.update_rules import UpdateRule
@@ -293,6 +293,16 @@ def test_a_runtime_that_compiles_nothing_says_so() -> None:
     assert runtime.remarks(learner) == ["runtime.compile is true, but Learner names no methods to compile: nothing is."]
     learner.compiled = ("learn",)  # type: ignore[misc]
     assert runtime.remarks(learner) == []
+
+
+def test_a_runtime_that_captures_nothing_says_so() -> None:
+    runtime = Runtime(device="cpu", capture=True)
+    assert runtime.remarks(Learner()) == ["runtime.capture is true, but the device is cpu: nothing is captured."]
+    runtime.graphs = CudaGraphs(runtime.device)
+    assert runtime.remarks(Learner()) == []
+    learner = Learner()
+    learner.captured = ()  # type: ignore[misc]
+    assert runtime.remarks(learner) == ["runtime.capture is true, but Learner names no methods to capture: nothing is."]
 
 
 @pytest.mark.gpu

@@ -167,6 +167,7 @@ class RSSM(nn.Module):
         activation: str = "silu",
         norm: str = "rms",
         recurrence_norm: str | None = None,
+        one_kernel: bool = True,
     ) -> None:
         super().__init__()
         if posterior_layers < 1:
@@ -176,6 +177,7 @@ class RSSM(nn.Module):
         style = {"activation": activation, "norm": norm}
         recurrent_style = {"activation": activation, "norm": norm if recurrence_norm is None else recurrence_norm}
         self.action = action
+        self.one_kernel = one_kernel
         self.deter = deter
         self.latent = latent
         self.cell = choose(CELLS, recurrence, place="dynamics recurrence")(
@@ -306,6 +308,7 @@ class RSSM(nn.Module):
             unimix=latent.unimix,
             epsilon=NORM_EPSILON,
             low=from_embedding.dtype,
+            one_kernel=self.one_kernel,
         )
         return tuple(output.transpose(0, 1) for output in outputs)
 
@@ -374,6 +377,7 @@ class RSSM(nn.Module):
             unimix=latent.unimix,
             epsilon=NORM_EPSILON,
             low=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else deter.dtype,
+            one_kernel=self.one_kernel,
         )
         prior = list(self.prior_stack.layers)
         whole = whole_dream_for(shape, prior, policy, deter.device)
@@ -437,7 +441,7 @@ def whole_dream_for(
     shape: Shape, prior: list[nn.Module], policy: Callable[[Tensor, int], Tensor], device: torch.device
 ) -> Any:
     """The kernel that dreams all steps at once, where there is a GPU and the networks are small enough; or None."""
-    if device.type != "cuda" or not isinstance(policy, Decisions):
+    if device.type != "cuda" or not shape.one_kernel or not isinstance(policy, Decisions):
         return None
     from rl_lab.components import dream_kernel
 

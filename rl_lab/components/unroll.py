@@ -63,6 +63,7 @@ class Shape:
     epsilon: float
     low: torch.dtype  # of matrix products
     high: torch.dtype  # of the memory that is carried on
+    one_kernel: bool = True  # for all steps, where there is one that fits
 
     @classmethod
     def of(cls, weights: Weights, deter: Tensor, stoch: Tensor, **constants: Any) -> Shape:
@@ -91,13 +92,15 @@ def unroll(
     unimix: float,
     epsilon: float,
     low: torch.dtype,
+    one_kernel: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """From the state before row 0, deter `[B, D]` and stoch `[B, Z]`, to deter, stoch and posterior of all rows.
 
     Time comes first here: from_action and from_embedding `[T, B, h]`, keep `[T, B]`, noise `[T, B, groups, classes]`;
     so are the results `[T, B, ...]`. No gradient flows into the state before row 0.
     """
-    shape = Shape.of(weights, deter, stoch, length=len(keep), groups=groups, unimix=unimix, epsilon=epsilon, low=low)
+    constants = {"groups": groups, "unimix": unimix, "epsilon": epsilon, "low": low, "one_kernel": one_kernel}
+    shape = Shape.of(weights, deter, stoch, length=len(keep), **constants)
     tensors = [getattr(weights, field.name) for field in fields(Weights)]
     result: tuple[Tensor, Tensor, Tensor] = _Unroll.apply(  # type: ignore[no-untyped-call]
         shape, from_action, from_embedding, keep, noise, deter, stoch, *tensors
@@ -148,7 +151,7 @@ class Rows:
 
 def whole_sequence_for(shape: Shape, device: torch.device) -> Any:
     """The kernels that go through all rows at once, where there is a GPU and the model is small enough; or None."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not shape.one_kernel:
         return None
     from rl_lab.components import sequence_kernels, wide_sequence_kernels
 

@@ -134,6 +134,17 @@ def test_a_sequence_and_its_gradients_equal_those_of_the_loop(kernels: Any, size
         torch.testing.assert_close(found[name], value, rtol=3e-5, atol=3e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def test_a_model_may_refuse_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(unroll, "whole_sequence_for", lambda shape, device: asked.append(shape.one_kernel))
+    for one_kernel in (True, False):
+        rssm = make_rssm()
+        rssm.one_kernel = one_kernel
+        row = torch.zeros(ROWS, 1, EMBEDDING, device=DEVICE)
+        rssm.observe_sequence(row, row[..., :3], row[..., 0] > 0, make_start(ROWS))
+    assert asked == [True, False]
+
+
 @KERNELS
 def test_without_noise_the_likeliest_is_chosen(
     kernels: Any, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -202,6 +213,7 @@ def test_only_small_models_in_half_precision_take_the_kernels(
     assert sequence_kernels.fits(shape, torch.device("cuda:0")) is fits
     assert unroll.whole_sequence_for(shape, torch.device("cuda:0")) is (sequence_kernels if fits else None)
     assert unroll.whole_sequence_for(shape, torch.device("cpu")) is None
+    assert unroll.whole_sequence_for(replace(shape, one_kernel=False), torch.device("cuda:0")) is None
     for smaller in (RTX_4090, SLICE):  # too little memory per program, too few programs at a time
         gpu(smaller)
         assert not sequence_kernels.fits(shape, torch.device("cuda:0"))
@@ -243,6 +255,7 @@ def test_only_the_networks_the_dream_knows_take_its_kernel() -> None:
     decisions, cuda = Decisions(make_actor(), torch.zeros(1)), torch.device("cuda")
     assert whole_dream_for(shape, prior, decisions, cuda) is dream_kernel
     assert whole_dream_for(shape, prior, decisions, torch.device("cpu")) is None
+    assert whole_dream_for(replace(shape, one_kernel=False), prior, decisions, cuda) is None
     assert whole_dream_for(shape, prior, lambda seen, step: seen, cuda) is None  # a policy it cannot look into
     assert not dream_kernel.fits(replace(shape, low=torch.float32), prior, make_actor())
     assert not dream_kernel.fits(replace(shape, batch=20), prior, make_actor())

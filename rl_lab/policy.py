@@ -37,27 +37,52 @@ class Policy:
         """A new episode begins: forget what the last one left in memory."""
         self._state: Any = None
         self._is_first = True
+        self._count = 0  # observations of the last call
 
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
         """The action the environment expects, for one observation or for a batch of them."""
         converter = self._blueprint.observations
+        self._check(observation)
         batch_size = converter.batch_size(observation)
         if batch_size is None:
             arrays = converter.allocate(1)
             converter.write(observation, arrays, 0)
         else:
             arrays = converter.batch(observation, batch_size)
-        count = batch_size or 1
+        count = 1 if batch_size is None else batch_size
+        if self._state is not None and count != self._count:
+            raise ConfigError(
+                f"policy.act was given {count} observations after {self._count}: what it remembers is of those. Call "
+                "policy.reset() where new episodes begin."
+            )
         nothing = np.zeros(count, dtype=bool)
         is_first = np.full(count, self._is_first)
         rows = EnvRows(arrays, np.zeros(count, dtype=np.float32), is_first, nothing, nothing)
         with torch.inference_mode():
             mode: Mode = "eval" if deterministic else "train"
             answer = self.workflow.act(to_time_step(rows, self._device), self._state, mode=mode)
-        self._state, self._is_first = answer.state, False
+        self._state, self._is_first, self._count = answer.state, False, count
         action = answer.action.cpu().numpy()
         actions = self._blueprint.actions
         return actions.rows(action)[0] if batch_size is None else actions.batch(action)
+
+    def _check(self, observation: Any) -> None:
+        """One observation, or a batch of at least one, of the shapes that the environment has."""
+        batches = set()
+        for key, shape, expected in self._blueprint.observations.shapes(observation):
+            extra = None if shape is None else len(shape) - len(expected)
+            if shape is None or extra not in (0, 1) or shape[extra:] != expected or 0 in shape[:extra]:
+                found = "is not there" if shape is None else f"has shape {shape}"
+                batch = "(N, " + ", ".join(map(str, expected)) + ")" if expected else "(N,)"
+                raise ConfigError(
+                    f"policy.act: observation '{key}' {found}; those of {self.spec.id} have shape {expected}, or "
+                    f"{batch} for a batch."
+                )
+            batches.add(shape[:extra])
+        if len(batches) > 1:
+            raise ConfigError(
+                f"policy.act: the parts of the observation are batches of different sizes: {sorted(batches)}."
+            )
 
     def imagine(self, *, horizon: int = 15) -> Batch:
         """What a world model expects to happen next, from the last `act` on: named tensors `[N, horizon + 1, ...]`

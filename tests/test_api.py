@@ -312,6 +312,37 @@ def test_a_policy_acts_on_what_the_environment_gives(finished: api.Run) -> None:
     assert drawn == {0, 1}
 
 
+@pytest.mark.parametrize(
+    ("observation", "found"),
+    [
+        (np.zeros(3), "has shape (3,)"),
+        (np.zeros((2, 3)), "has shape (2, 3)"),
+        (np.zeros((2, 2, 4)), "has shape (2, 2, 4)"),
+        (np.zeros((0, 4)), "has shape (0, 4)"),
+        (0.5, "has shape ()"),
+        ([[0.0, 1.0], [2.0]], "is not there"),
+    ],
+)
+def test_a_policy_refuses_what_its_environment_never_shows(finished: api.Run, observation: Any, found: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        rl_lab.load(finished).act(observation)
+    assert str(refusal.value) == (
+        f"policy.act: observation 'vector' {found}; those of CartPole-v1 have shape (4,), or (N, 4) for a batch."
+    )
+
+
+def test_a_policy_of_several_keys_wants_them_all_and_equally_many(runs_dir: Path) -> None:
+    pytest.importorskip("minigrid")
+    overrides = [*DEBUG, "environment.id=MiniGrid-Empty-5x5-v0"]
+    policy = rl_lab.load(api.train("ppo", overrides=overrides, runs_dir=runs_dir, quiet=True))
+    shown = gym.make("MiniGrid-Empty-5x5-v0").reset(seed=0)[0]
+    policy.act(shown)
+    with pytest.raises(ConfigError, match="observation 'direction' is not there; those of MiniGrid-Empty-5x5-v0"):
+        policy.act({"image": shown["image"]})
+    with pytest.raises(ConfigError, match=r"batches of different sizes: \[\(2,\), \(3,\)\]"):
+        policy.act({"image": np.stack([shown["image"]] * 2), "direction": np.zeros(3, int)})
+
+
 def test_a_continuous_policy_answers_in_the_environments_own_range(runs_dir: Path) -> None:
     run = api.train("ppo_pendulum", overrides=[*DEBUG], runs_dir=runs_dir, quiet=True)
     policy = rl_lab.load(run)
@@ -339,6 +370,10 @@ def test_a_policy_with_memory_remembers_until_it_is_reset(runs_dir: Path) -> Non
     policy.reset()
     policy.act(cue)
     assert np.array_equal(remembered, policy._state), "a new episode begins as the first did"
+    with pytest.raises(ConfigError, match=r"policy.act was given 2 observations after 1: .* Call policy.reset\(\)"):
+        policy.act(np.stack([cue, blank]))
+    policy.reset()
+    assert len(policy.act(np.stack([cue, blank]))) == 2
 
 
 def test_a_loaded_policy_is_the_one_that_was_evaluated(finished: api.Run) -> None:

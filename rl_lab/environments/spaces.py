@@ -80,6 +80,16 @@ class ObservationConverter:
             if shape != leaf.source_shape:
                 raise ValueError(f"observation '{leaf.key}' has shape {shape}, its space says {leaf.source_shape}")
 
+    def shapes(self, observation: Any) -> Iterator[tuple[str, tuple[int, ...] | None, tuple[int, ...]]]:
+        """Every leaf's key, the shape it has here (None: it is not there), and that of its space."""
+        for leaf in self.leaves:
+            try:
+                found = np.shape(_pick(observation, leaf.path))
+            except (KeyError, IndexError, TypeError, ValueError):  # no such key, or no array at all
+                yield leaf.key, None, leaf.source_shape
+            else:
+                yield leaf.key, found, leaf.source_shape
+
     def batch_size(self, observation: Any) -> int | None:
         """How many observations these are: None for one alone, else the length of the leading axis it has more."""
         leaf = self.leaves[0]

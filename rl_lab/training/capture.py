@@ -142,8 +142,9 @@ class CapturedMethod:
         self.recordings.clear()
 
     def _begin(self, batch: Batch, numbers: Batch, choices: Mapping[str, bool | int | str]) -> Recording:
-        own_batch = {name: torch.empty(v.shape, dtype=v.dtype, device=self.device) for name, v in batch.items()}
-        own_numbers = {name: torch.empty(v.shape, dtype=v.dtype, device=self.device) for name, v in numbers.items()}
+        with torch.inference_mode(mode=False):  # whoever comes first: others may write into them as well
+            own_batch = {name: torch.empty(v.shape, dtype=v.dtype, device=self.device) for name, v in batch.items()}
+            own_numbers = {name: torch.empty(v.shape, dtype=v.dtype, device=self.device) for name, v in numbers.items()}
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
         for place, tensor in enumerate([*own_batch.values(), *own_numbers.values()]):
             tensors, places = by_dtype.setdefault(tensor.dtype, ([], []))

@@ -46,11 +46,12 @@ class AgainBackend:
         self.log.append("replay")
         function, outputs = graph
         new = function()
-        for name, tensor in outputs.outputs.items():
-            if tensor is not None:
-                tensor.copy_(new.outputs[name])
-        if outputs.scalars is not None:
-            outputs.scalars.copy_(new.scalars)
+        with torch.inference_mode():  # a graph does not ask in which mode its outputs were made
+            for name, tensor in outputs.outputs.items():
+                if tensor is not None:
+                    tensor.copy_(new.outputs[name])
+            if outputs.scalars is not None:
+                outputs.scalars.copy_(new.scalars)
 
 
 class Learner:
@@ -180,6 +181,22 @@ def test_an_output_that_is_an_input_is_not_overwritten_by_the_next_call() -> Non
         ("count", torch.int64),  # whole numbers keep their type
         ("half", torch.float32),
     ]
+
+
+def test_what_was_recorded_without_gradients_serves_those_who_want_them() -> None:
+    """Evaluations answer in inference mode; a film asks outside it."""
+
+    class Echo(Learner):
+        def learn(self, batch: Batch, numbers: Batch, *, with_bonus: bool = False) -> Batch:
+            return {"twice": batch["target"] * 2.0}
+
+    echo, runtime = Echo(), Runtime(device="cpu")
+    runtime.graphs = AgainBackend()
+    runtime.capture_methods(echo)
+    with torch.inference_mode():
+        for update in range(5):
+            echo.learn(batch_of(update), {})
+    assert torch.equal(echo.learn(batch_of(9), {})["twice"], batch_of(9)["target"] * 2.0)
 
 
 def test_forgotten_recordings_are_made_anew() -> None:

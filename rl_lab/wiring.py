@@ -49,7 +49,7 @@ from rl_lab.utils.timing import Stopwatch
 from rl_lab.utils.tree import map_leaves
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import Parts, WorkflowContext
-from rl_lab.workflows.film import can_dream, make_film
+from rl_lab.workflows.film import can_dream, make_film, while_anybody_plays
 
 _REPLAY = "replay"  # the folder of a run in which buffers keep rows, each in one of its own
 
@@ -435,7 +435,7 @@ def film_dreams(
     rows = evaluator.play_rows(agent.workflow.act, length=context + horizon)
     assert can_dream(agent.workflow)
     some = {key: values[:sequences] for key, values in rows.items()}
-    film = make_film(agent.workflow, some, context=context)
+    film = make_film(agent.workflow, while_anybody_plays(some, at_least=context + 1), context=context)
     return write_film(path, map_leaves(lambda values: values.cpu().numpy(), film), context=context)
 
 

@@ -46,6 +46,14 @@ def can_dream(workflow: Workflow) -> TypeGuard[Dreaming]:
     )
 
 
+def while_anybody_plays(rows: Batch, *, at_least: int) -> Batch:
+    """The rows `[B, T]` up to the one in which the last of the first episodes ends, but `at_least` so many."""
+    are_over = (rows["is_last"].cumsum(dim=1) > 0).all(dim=0)
+    too_many = max(0, int(are_over.sum()) - 1)
+    length = max(at_least, len(are_over) - too_many)
+    return {key: values[:, :length] for key, values in rows.items()}
+
+
 @torch.no_grad()
 def make_film(workflow: Dreaming, rows: Batch, *, context: int) -> Film:
     """Rows `[B, T]` that begin with an episode; after `context` of them the open loop hears only the actions."""

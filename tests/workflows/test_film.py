@@ -11,7 +11,7 @@ from rl_lab.composition import compose
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec
 from rl_lab.wiring import Agent, build_agent, build_runtime
 from rl_lab.workflows.dreamer import Dreamer
-from rl_lab.workflows.film import can_dream, make_film
+from rl_lab.workflows.film import can_dream, make_film, while_anybody_plays
 from tests.tiny_dreamer import TINY_PARTS
 
 VECTOR = {"vector": ArraySpec((3,), "float32")}
@@ -151,6 +151,25 @@ def test_a_model_without_a_critic_shows_no_value() -> None:
 def test_a_context_that_leaves_nothing_to_dream_is_refused(context: int) -> None:
     with pytest.raises(ConfigError, match=f"context is {context}, but there are 9 rows: write a number from 1 to 8"):
         make_film(dreamer(VECTOR, DISCRETE), rows_of(VECTOR, DISCRETE), context=context)
+
+
+@pytest.mark.parametrize(
+    ("ends", "at_least", "length"),
+    [
+        ([2, 4], 3, 5),  # until the longer of the two is over
+        ([0, 1], 4, 4),  # the context and a row to dream of
+        ([3, None], 3, 7),  # one goes on
+        ([6, 6], 3, 7),  # over with the last row
+    ],
+)
+def test_a_film_ends_when_everybody_has_played(ends: list[int | None], at_least: int, length: int) -> None:
+    is_last = torch.zeros(2, 7, dtype=torch.bool)
+    for row, end in enumerate(ends):
+        if end is not None:
+            is_last[row, end] = True
+    rows = {"is_last": is_last, "reward": torch.arange(14.0).view(2, 7)}
+    found = while_anybody_plays(rows, at_least=at_least)
+    assert torch.equal(found["reward"], rows["reward"][:, :length])
 
 
 def test_only_workflows_with_a_world_model_can_dream() -> None:

@@ -13,8 +13,8 @@ from rl_lab.cli.printing import fields, only_json_on_stdout, print_json
 
 DESCRIPTION = """Write a dataset from a run's policy, or from the random one. A phase of type offline learns from it.
 
-RUN is an id, a unique prefix, a path, @last or @best; `random` acts at random in --env, and takes settings of the
-environment as key=value."""
+RUN is an id, a unique prefix, a path, @last, @best or @best:ENVIRONMENT; `random` acts at random in --env, and takes
+settings of the environment as key=value."""
 
 EXAMPLES = """
 rl-lab collect random --env CartPole-v1 --steps 10000 --output data/cartpole

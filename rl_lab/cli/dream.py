@@ -19,7 +19,7 @@ rl-lab dream @last --context 200                                    let it watch
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last or @best")
+    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
     parser.add_argument("--horizon", type=positive, default=45, metavar="N", help="rows dreamt (default: %(default)s)")
     parser.add_argument(
         "--context", type=positive, default=5, metavar="N", help="rows looked at before (default: %(default)s)"

@@ -19,7 +19,7 @@ rl-lab evaluate 20260101-1200 --checkpoint best --json
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last or @best")
+    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
     parser.add_argument("--episodes", type=positive, default=100, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument(
         "--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)"

@@ -110,7 +110,7 @@ def _help() -> str:
         "  rl-lab train Acrobot-v1:ppo seed=3      any Gymnasium environment, any setting",
         "  rl-lab COMMAND --help                   options and examples of one command",
         "",
-        "A run is named by its id, a unique prefix, a path, @last or @best.",
+        "A run is named by its id, a unique prefix, a path, @last, @best or @best:CartPole-v1.",
         "options: -h, --help   -V, --version   --debug (show tracebacks; or RL_LAB_DEBUG=1)",
     ]
     return "\n".join(lines)

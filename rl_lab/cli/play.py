@@ -17,7 +17,7 @@ rl-lab play @best --episodes 3 --output best.mp4
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last or @best")
+    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write an mp4 instead of opening a window")
     parser.add_argument("--episodes", type=positive, default=1, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument(

@@ -28,7 +28,7 @@ rl-lab show 20260101-1200 --json
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last or @best")
+    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
     add_runs_dir(parser)
     add_json(parser)
     return parser

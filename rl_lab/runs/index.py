@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_lab.runs.run_directory import RunDirectory
-from rl_lab.types import RunError
+from rl_lab.types import RunError, did_you_mean
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -130,7 +130,8 @@ class RunIndex:
 
 
 def resolve_run(reference: str | Path, runs_dir: str | Path) -> RunDirectory:
-    """The run a person means: an id, a unique prefix of one, a path, `@last` (newest) or `@best` (highest score)."""
+    """The run a person means: an id, a unique prefix of one, a path, `@last` (newest), `@best:ENV` (highest score in an
+    environment) or `@best` (in that of the newest run with a score: others' scores mean something else)."""
     index, text = RunIndex(runs_dir), str(reference)
     if text.startswith("@"):
         return _resolve_mark(text, index)
@@ -152,17 +153,27 @@ def resolve_run(reference: str | Path, runs_dir: str | Path) -> RunDirectory:
 
 
 def _resolve_mark(mark: str, index: RunIndex) -> RunDirectory:
-    if mark not in ("@last", "@best"):
-        raise RunError(f"'{mark}' names no run: write @last, @best, an id, a unique prefix of one, or a path.")
+    kind, _, environment = mark.partition(":")
+    if mark != "@last" and kind != "@best":
+        raise RunError(
+            f"'{mark}' names no run: write @last, @best, @best:ENVIRONMENT, an id, a unique prefix of one, or a path."
+        )
     rows = index.find()
     if not rows:
         raise RunError(f"{mark}: there are no runs in {index.runs_dir} yet; `rl-lab train` makes one.")
     if mark == "@last":
         return RunDirectory.open(index.runs_dir / rows[0]["id"])
-    scored = [(score, row["id"]) for row in rows if (score := _score(row)) is not None]
+    scored = [(score, row["id"], row["environment"]) for row in rows if (score := _score(row)) is not None]
     if not scored:
         raise RunError(f"@best: no run in {index.runs_dir} has been evaluated yet; use @last or an id.")
-    return RunDirectory.open(index.runs_dir / max(scored)[1])
+    of_one = [each for each in scored if each[2] == (environment or scored[0][2])]
+    if not of_one:
+        known = sorted({each[2] for each in scored if each[2]})
+        raise RunError(
+            f"{mark}: no run in {index.runs_dir} has been evaluated in {environment}."
+            f"{did_you_mean(environment, known)} There are scores in {', '.join(known)}."
+        )
+    return RunDirectory.open(index.runs_dir / max(of_one)[1])
 
 
 def _score(row: dict[str, Any]) -> float | None:

@@ -195,6 +195,23 @@ def test_a_run_is_named_by_id_prefix_path_or_mark(
     assert resolve_run("2026-a", "elsewhere").id == "2026-a"
 
 
+def test_the_best_run_is_the_best_of_one_environment(runs_dir: Path, make_run: MakeRun) -> None:
+    make_run("1", environment_id="CartPole-v1").write_status("finished", final_score=500.0)
+    make_run("2", environment_id="dmc/walker_walk").write_status("finished", final_score=900.0)
+    make_run("3", environment_id="Pendulum-v1").write_status("finished", final_score=-150.0)
+    make_run("4", environment_id="Pendulum-v1").write_status("finished", final_score=-400.0)
+    make_run("5", environment_id="CartPole-v1").write_status("failed")  # the newest, but it has no score
+    assert resolve_run("@best", runs_dir).id == "3"
+    assert resolve_run("@best:CartPole-v1", runs_dir).id == "1"
+    assert resolve_run("@best:dmc/walker_walk", runs_dir).id == "2"
+    with pytest.raises(RunError) as refusal:
+        resolve_run("@best:CartPol-v1", runs_dir)
+    assert str(refusal.value) == (
+        f"@best:CartPol-v1: no run in {runs_dir} has been evaluated in CartPol-v1. Did you mean 'CartPole-v1'? There "
+        "are scores in CartPole-v1, Pendulum-v1, dmc/walker_walk."
+    )
+
+
 def test_an_ambiguous_prefix_lists_the_candidates(runs_dir: Path, make_run: MakeRun) -> None:
     make_run("2026-a")
     make_run("2026-b")
@@ -220,7 +237,7 @@ def test_a_mark_that_cannot_be_followed_is_explained(runs_dir: Path, make_run: M
     make_run("a")
     with pytest.raises(RunError, match=r"@best: no run in .* has been evaluated yet; use @last or an id"):
         resolve_run("@best", runs_dir)
-    with pytest.raises(RunError, match=r"'@first' names no run: write @last, @best, an id"):
+    with pytest.raises(RunError, match=r"'@first' names no run: write @last, @best, @best:ENVIRONMENT, an id"):
         resolve_run("@first", runs_dir)
 
 

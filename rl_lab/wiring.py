@@ -42,7 +42,7 @@ from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state, gather_state
 from rl_lab.settings import CheckpointBlock, Config, EvaluationBlock, Settings, read_settings
 from rl_lab.training.optimizer import Optimizer
-from rl_lab.training.runtime import Runtime
+from rl_lab.training.runtime import Runtime, import_triton_first
 from rl_lab.types import ConfigError, Counts, EnvSpec, Metrics, StateTree, did_you_mean
 from rl_lab.utils.seeding import get_rng_state, seed_everything, set_rng_state, stream_seed
 from rl_lab.utils.timing import Stopwatch
@@ -185,6 +185,7 @@ def _refuse_unused(parts: Parts, workflow: Workflow) -> None:
 def build_environment(config: Config, *, stream: str, num_envs: int | None = None, render: bool = False) -> Environment:
     """The environments of one use (`stream`): training, evaluation or play, each with seeds of its own."""
     import_plugins(tuple(config["plugins"] or ()))
+    import_triton_first()
     settings = dict(config["environment"])
     if num_envs is not None:
         settings["num_envs"] = num_envs

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
@@ -179,3 +181,10 @@ def resolve_device(device: str) -> torch.device:
         last = torch.cuda.device_count() - 1
         raise ConfigError(f"runtime device: '{device}' does not exist; allowed: cuda:0 to cuda:{last}.")
     return torch.device("cuda", int(index or 0))
+
+
+def import_triton_first() -> None:
+    """Where there is a GPU, before anything draws: Mesa's OpenGL and Triton each bring an LLVM, and Python crashes if
+    Triton's is the second."""
+    if torch.cuda.is_available() and find_spec("triton") is not None:
+        import_module("triton")

@@ -8,6 +8,9 @@ from typing import ClassVar
 import pytest
 import torch
 
+from rl_lab import wiring
+from rl_lab.composition import compose
+from rl_lab.training import runtime as runtime_module
 from rl_lab.training.runtime import Runtime, resolve_device
 from rl_lab.types import ConfigError
 
@@ -100,3 +103,25 @@ def test_mistakes_are_refused() -> None:
     doubler.compiled = ("doubel",)  # type: ignore[misc]
     with pytest.raises(ConfigError, match=r"Doubler.compiled names 'doubel'.*Did you mean 'double'"):
         Runtime(device="cpu").compile_methods(doubler)
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "has_triton", "imported"), [(True, True, ["triton"]), (True, False, []), (False, True, [])]
+)
+def test_triton_comes_before_anything_that_draws_where_there_is_a_gpu(
+    has_gpu: bool, has_triton: bool, imported: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(runtime_module, "find_spec", lambda name: object() if has_triton else None)
+    monkeypatch.setattr(runtime_module, "import_module", found.append)
+    runtime_module.import_triton_first()
+    assert found == imported
+
+
+def test_environments_are_made_after_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(wiring, "import_triton_first", lambda: order.append("triton"))
+    monkeypatch.setattr(wiring, "call_checked", lambda *_, **__: order.append("environment"))
+    wiring.build_environment(compose("ppo_cartpole"), stream="train_environment")
+    assert order == ["triton", "environment"]

@@ -33,7 +33,7 @@ from rl_lab.runs.manifest import collect_manifest
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.video import write_video
-from rl_lab.settings import read_settings
+from rl_lab.settings import read_settings, refuse_steps_that_never_come
 from rl_lab.types import ConfigError, EnvSpec, Metrics, RLLabError, RunError
 from rl_lab.wiring import Experiment, build, build_environment
 
@@ -106,6 +106,7 @@ def train_config(
 ) -> Run:
     """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
     checked = read_settings(config)
+    refuse_steps_that_never_come(checked)
     run = RunDirectory.create(runs_dir, run_id=run_id, name=checked.experiment.name, seed=checked.seed)
     with RunLock(run):
         text = to_yaml(config)

@@ -128,7 +128,7 @@ def read_settings(config: Config) -> Settings:
     training: TrainingBlock = _block(TrainingBlock, config, "training")
     places = [f"training.phases.{index}" for index in range(len(training.phases))]
     phases = [make_phase(dict(phase), place=place) for phase, place in zip(training.phases, places, strict=True)]
-    settings = Settings(
+    return Settings(
         experiment=_block(ExperimentBlock, config, "experiment"),
         seed=config["seed"],
         plugins=tuple(config["plugins"] or ()),
@@ -139,15 +139,16 @@ def read_settings(config: Config) -> Settings:
         logging=_block(LoggingBlock, config, "logging"),
         runs=_block(RunsBlock, config, "runs"),
     )
-    _refuse_steps_that_never_come(settings)
-    return settings
 
 
-def _refuse_steps_that_never_come(settings: Settings) -> None:
-    """Where nothing is collected, what is due after so many agent steps is never due."""
-    if any(phase.type == "online" for phase in settings.phases):
+def refuse_steps_that_never_come(settings: Settings) -> None:
+    """For runs that begin: where phases learn and none collects, what is due after agent steps is never due."""
+    types = {phase.type for phase in settings.phases}
+    if "online" in types or "offline" not in types:
         return
     block = settings.evaluation
+    if block.warmup_steps:
+        raise ConfigError(f"evaluation.warmup_steps is {block.warmup_steps}, but no phase takes steps: write 0.")
     cadences = {"logging.": settings.logging.cadence(), "evaluation.": block.plan().cadence}
     for place, cadence in (cadences | {"evaluation.dream_": block.film_cadence()}).items():
         if cadence.every_steps is not None and cadence.every_updates is None:

@@ -40,7 +40,14 @@ from rl_lab.runs.files import readable_disk_errors
 from rl_lab.runs.film import FilmFiles, write_film
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state, gather_state
-from rl_lab.settings import CheckpointBlock, Config, EvaluationBlock, Settings, read_settings
+from rl_lab.settings import (
+    CheckpointBlock,
+    Config,
+    EvaluationBlock,
+    Settings,
+    read_settings,
+    refuse_steps_that_never_come,
+)
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime, import_triton_first
 from rl_lab.types import ConfigError, Counts, EnvSpec, Metrics, StateTree, did_you_mean
@@ -344,6 +351,7 @@ def _assemble(
 
 def check(config: Config) -> None:
     """Build everything a config describes and throw it away: whatever is wrong with it is refused here."""
+    refuse_steps_that_never_come(read_settings(config))
     build(config, run=None, quiet=True).close()
 
 
@@ -452,7 +460,7 @@ def _film_plan(run: RunDirectory | None, block: EvaluationBlock, agent: Agent, e
     folder = run.videos_dir
 
     def film(counts: Counts) -> FilmFiles:
-        by_updates = block.dream_every_updates is not None
+        by_updates = block.dream_every_steps is None
         name = f"dream_update_{counts.updates:012d}" if by_updates else f"dream_{counts.agent_steps:012d}"
         return film_dreams(agent, evaluator, folder / f"{name}.mp4")
 

@@ -14,7 +14,7 @@ from rl_lab.composition import compose
 from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import gather_state
-from rl_lab.settings import read_settings
+from rl_lab.settings import read_settings, refuse_steps_that_never_come
 from rl_lab.types import ConfigError, Counts
 from rl_lab.wiring import build, build_agent, build_environment, build_parts, build_runtime, check
 from tests.doubles import CPU, ScriptedEnvironment, env_rows
@@ -350,6 +350,13 @@ def test_a_part_that_no_optimizer_trains_is_named(config: dict[str, Any], monkey
     assert said == ["critic never learns: no optimizer names it in its `parts`."]
 
 
+def test_an_offline_run_cannot_wait_for_steps(config: dict[str, Any]) -> None:
+    config["evaluation"] |= {"every_updates": 5, "warmup_steps": 100}
+    config["training"]["phases"] = [{"name": "learn", "type": "offline", "buffer": "rollout", "duration_updates": 1}]
+    with pytest.raises(ConfigError, match="evaluation.warmup_steps is 100, but no phase takes steps: write 0."):
+        check(config)
+
+
 @pytest.mark.parametrize(
     ("place", "changes"),
     [
@@ -363,10 +370,13 @@ def test_steps_are_refused_as_a_measure_where_none_are_taken(
 ) -> None:
     for block, values in changes.items():
         config[block] |= values
-    read_settings(config)
+    refuse_steps_that_never_come(read_settings(config))
+    config["training"]["phases"] = [{"name": "look", "type": "eval_only", "duration_cycles": 1}]
+    refuse_steps_that_never_come(read_settings(config))  # updates would be no better a measure
     config["training"]["phases"] = [{"name": "learn", "type": "offline", "buffer": "rollout", "duration_updates": 1}]
+    read_settings(config)  # a run that was made so can still be opened
     with pytest.raises(ConfigError) as refusal:
-        read_settings(config)
+        check(config)
     assert str(refusal.value) == (
         f"{place}every_steps is 300, but no phase takes steps: write `{place}every_steps: null` and "
         f"`{place}every_updates: 300`."

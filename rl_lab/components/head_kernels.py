@@ -68,7 +68,10 @@ def _two_hot(targets, bins, row, rows, k, K: tl.constexpr):
     """Each target's share of every bin `[R, BLOCK]`: of its two neighbours by closeness, of all others none."""
     here = tl.load(bins + k, mask=k < K, other=float("inf"))
     target = tl.load(targets + row, mask=row < rows, other=0.0)
-    target = tl.minimum(tl.maximum(target, tl.load(bins)), tl.load(bins + K - 1))
+    lowest, highest = tl.load(bins), tl.load(bins + K - 1)
+    # What is no number stays none, so that the loss shows it.
+    target = tl.maximum(target, lowest, propagate_nan=tl.PropagateNan.ALL)
+    target = tl.minimum(target, highest, propagate_nan=tl.PropagateNan.ALL)
     is_reached = (here[None, :] <= target[:, None]).to(tl.int32)
     below = tl.minimum(tl.maximum(tl.sum(is_reached, axis=1) - 1, 0), K - 2)
     low, high = tl.load(bins + below), tl.load(bins + below + 1)
@@ -107,7 +110,8 @@ def two_hot_loss_backward(
 
 
 def _flat(logits: Tensor) -> Tensor:
-    return logits.reshape(-1, logits.shape[-1])
+    """Rows side by side: `reshape` alone leaves every other row where one axis has a single place."""
+    return logits.reshape(-1, logits.shape[-1]).contiguous()
 
 
 def _grid(flat: Tensor) -> tuple[int]:
@@ -137,7 +141,7 @@ def _press(action, out, count, BLOCK: tl.constexpr):
 
 def bounded_draw(mean: Tensor, deviation: Tensor, noise: Tensor, lowest: float, highest: float) -> Tensor:
     """`LatentActor.decide` for continuous actions, from its two outputs."""
-    action = torch.empty_like(noise)
+    action = torch.empty(noise.shape, device=noise.device)
     grid = (triton.cdiv(noise.numel(), ELEMENTS),)
     told = (mean.contiguous(), deviation.contiguous(), noise.contiguous(), action)
     _bounded_draw[grid](*told, noise.numel(), lowest, highest, BLOCK=ELEMENTS)

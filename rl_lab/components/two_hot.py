@@ -89,6 +89,7 @@ class TwoHot:
 
     def loss(self, target: Tensor) -> Tensor:
         """Cross-entropy `[...]` to targets `[...]`."""
+        assert target.shape == self.logits.shape[:-1], (target.shape, self.logits.shape)
         if self.logits.is_cuda:
             return _TwoHotLoss.apply(self.logits, target.float(), self.bins)  # type: ignore[no-untyped-call]
         with torch.no_grad():

@@ -397,6 +397,7 @@ def fits(shape: Shape, device: torch.device) -> bool:
         and COLUMNS <= width <= 256
         and 64 <= shape.hidden <= 256
         and classes >= 16
+        and classes * shape.hidden <= 16 * 256  # the latent's tiles; more take more memory than there is
         and shape.groups <= programs
         and shape.stoch % LATENT_STEP == 0
         and programs * TILE % (2 * shape.hidden) == 0

@@ -84,7 +84,7 @@ class ObservationConverter:
         """Every leaf's key, the shape it has here (None: it is not there), and that of its space."""
         for leaf in self.leaves:
             try:
-                found = np.shape(_pick(observation, leaf.path))
+                found = tuple(np.shape(_pick(observation, leaf.path)))
             except (KeyError, IndexError, TypeError, ValueError):  # no such key, or no array at all
                 yield leaf.key, None, leaf.source_shape
             else:

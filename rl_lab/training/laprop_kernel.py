@@ -11,6 +11,8 @@ to know where each tensor lies; a table of addresses, made once, tells it, cut i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import triton
 import triton.language as tl
@@ -43,16 +45,23 @@ def _change(
     tl.store(parameter, p - tl.load(rates + owner) * m, mask=inside)
 
 
+def are_known(tensors: Iterable[tuple[Tensor, ...]]) -> bool:
+    """Whether every parameter is float32 without gaps, and its gradient and averages lie as it does."""
+    return all(
+        each.dtype is torch.float32 and each.stride() == dense_strides(group[0]) for group in tensors for each in group
+    )
+
+
 class Pieces:
-    """The table for some tensors, which must stay where they are."""
+    """The table for some tensors `are_known` of, which must stay where they are."""
 
     def __init__(self, parameters: list[Tensor], gradients: list[Tensor], means: list[Tensor], squares: list[Tensor]):
         addresses: list[list[int]] = [[], [], [], []]
         sizes: list[int] = []
         owners: list[int] = []
-        for owner, tensors in enumerate(zip(parameters, gradients, means, squares, strict=True)):
-            strides = dense_strides(tensors[0])
-            assert all(tensor.stride() == strides and tensor.dtype is torch.float32 for tensor in tensors)
+        lists = list(zip(parameters, gradients, means, squares, strict=True))
+        assert are_known(lists)
+        for owner, tensors in enumerate(lists):
             for begin in range(0, tensors[0].numel(), PIECE):
                 sizes.append(min(PIECE, tensors[0].numel() - begin))
                 owners.append(owner)
@@ -77,10 +86,11 @@ class PiecesByAddress:
     """One table per set of tensors: made while nothing is recorded, and there when a graph is."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, ...], Pieces] = {}
+        self._made: dict[tuple[int, ...], Pieces | None] = {}
 
     def of(self, *tensors: list[Tensor], may_make: bool) -> Pieces | None:
+        """None where there is no table and none may be made, or where a tensor is of another kind."""
         key = tuple([tensor.data_ptr() for each in tensors for tensor in each])
         if key not in self._made and may_make:
-            self._made[key] = Pieces(*tensors)
+            self._made[key] = Pieces(*tensors) if are_known(zip(*tensors, strict=True)) else None
         return self._made.get(key)

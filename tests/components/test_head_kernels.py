@@ -56,10 +56,24 @@ def test_losses_and_their_gradients(logits: torch.Tensor) -> None:
 
 
 def test_rows_that_do_not_lie_side_by_side(logits: torch.Tensor) -> None:
-    cut = logits.to(DEVICE)[:, :-1]
-    target = torch.randn(ROWS, LENGTH - 1)
-    found, _ = head_kernels.two_hot_loss(cut, target.to(DEVICE), BINS.to(DEVICE))
-    torch.testing.assert_close(found.cpu(), TwoHot(logits[:, :-1], BINS).loss(target), rtol=1e-5, atol=1e-5)
+    for length in (LENGTH - 1, 1):  # one row of each: they could be read as one block with gaps
+        cut, exact = logits.to(DEVICE)[:, :length], logits[:, :length].clone().requires_grad_()
+        target = torch.linspace(-5.0, 5.0, ROWS * length).view(ROWS, length)
+        expected, told = TwoHot(exact, BINS).loss(target), (cut, target.to(DEVICE), BINS.to(DEVICE))
+        expected.sum().backward()
+        found, normalizers = head_kernels.two_hot_loss(*told)
+        slopes = head_kernels.two_hot_loss_backward(*told, normalizers, torch.ones_like(found))
+        torch.testing.assert_close(found.cpu(), expected.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(slopes.cpu(), exact.grad, rtol=1e-5, atol=1e-5)
+        means = head_kernels.two_hot_mean(cut, BINS.to(DEVICE))
+        torch.testing.assert_close(means.cpu(), TwoHot(logits[:, :length], BINS).mean(), rtol=1e-4, atol=1e-2)
+
+
+def test_a_target_that_is_no_number_gives_a_loss_that_is_none(logits: torch.Tensor) -> None:
+    target = torch.zeros(ROWS, LENGTH)
+    target[2, 1] = float("nan")
+    found, _ = head_kernels.two_hot_loss(logits.to(DEVICE), target.to(DEVICE), BINS.to(DEVICE))
+    assert torch.equal(found.cpu().isnan(), target.isnan())
 
 
 @torch.no_grad()
@@ -68,11 +82,28 @@ def test_a_bounded_action_is_what_the_actor_decides() -> None:
     features, noise = torch.randn(7, 6), torch.randn(7, 3)
     hidden = actor.stack(features)
     outputs = (actor.output(hidden).to(DEVICE), actor.deviation_output(hidden).to(DEVICE))
-    found = head_kernels.bounded_draw(*outputs, noise.to(DEVICE), 0.1, 1.0)
-    torch.testing.assert_close(found.cpu(), actor.decide(features, noise), rtol=1e-5, atol=1e-5)
+    for drawn in (noise, noise.t().contiguous().t()):  # however the noise lies
+        found = head_kernels.bounded_draw(*outputs, drawn.to(DEVICE), 0.1, 1.0)
+        torch.testing.assert_close(found.cpu(), actor.decide(features, noise), rtol=1e-5, atol=1e-5)
 
 
 def test_actions_are_pressed_into_the_range() -> None:
     action = torch.tensor([[-3.0, -1.0, 0.25], [0.0, 1.0, 2.0]])
     found = head_kernels.press(action.to(DEVICE), torch.float32)
     assert found.tolist() == [[-1.0, -1.0, 0.25], [0.0, 1.0, 1.0]]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_heads_give_what_they_give_on_a_cpu(logits: torch.Tensor) -> None:
+    target = torch.linspace(-9.0, 9.0, ROWS * LENGTH).view(ROWS, LENGTH)
+    found = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        own = logits.to(device).requires_grad_()
+        head = TwoHot(own, BINS.to(device))
+        loss = head.loss(target.to(device))
+        loss.sum().backward()
+        assert own.grad is not None
+        with torch.no_grad():
+            found.append([each.cpu() for each in (loss.detach(), own.grad, head.mean())])
+    for cpu, gpu in zip(*found, strict=True):
+        torch.testing.assert_close(gpu, cpu, rtol=1e-4, atol=1e-2)

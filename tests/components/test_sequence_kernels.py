@@ -70,7 +70,7 @@ class Processes:
 
 
 SMALL: dict[str, Any] = {"rows": 32, "deter": 32, "groups": 4, "classes": 4}
-WIDE: dict[str, Any] = {"rows": 16, "deter": 128, "groups": 2, "classes": 16}  # four programs, two of which choose
+WIDE: dict[str, Any] = {"rows": 32, "deter": 128, "groups": 2, "classes": 16}  # four programs, two of which choose
 KERNELS = pytest.mark.parametrize(
     ("kernels", "sizes"), [(sequence_kernels, SMALL), (wide_sequence_kernels, WIDE)], ids=["small", "wide"]
 )
@@ -224,6 +224,7 @@ def test_only_small_models_in_half_precision_take_the_kernels(
     [
         ({}, True),
         ({"batch": 32}, False),  # twice the programs
+        ({"stoch": 1024}, False),  # 32 classes: more memory than a program may have
         ({"deter": 4096, "hidden": 512, "stoch": 1024}, False),  # 50m
         ({"deter": 512, "hidden": 64, "stoch": 128}, False),  # 1m: its classes are too few
         ({"low": torch.float32}, False),
@@ -266,10 +267,13 @@ def test_only_the_networks_the_dream_knows_take_its_kernel() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_half_precision_stays_close_to_the_loop_and_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("classes", "deter", "hidden"), [(4, 512, 64), (16, 2048, 256)], ids=["1m", "12m"])
+def test_on_a_gpu_half_precision_stays_close_to_the_loop_and_repeats_itself(
+    classes: int, deter: int, hidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
-    latent = CategoricalLatent(groups=32, classes=4)
-    rssm = shaken(RSSM(input_size=24, action=CONTINUOUS, latent=latent, deter=512, hidden=64, blocks=8))
+    latent = CategoricalLatent(groups=32, classes=classes)
+    rssm = shaken(RSSM(input_size=24, action=CONTINUOUS, latent=latent, deter=deter, hidden=hidden, blocks=8))
     embedding, action = torch.randn(16, 64, 24, device=DEVICE), torch.randn(16, 64, 3, device=DEVICE)
     is_first = torch.rand(16, 64, device=DEVICE) < 0.05
 

@@ -48,6 +48,15 @@ def test_three_changes_equal_those_of_the_rule() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_tensor_of_another_kind_gets_no_table() -> None:
+    lists = [draw(seed) for seed in range(4)]
+    lists[0][0] = lists[0][0].double()
+    assert PiecesByAddress().of(*lists, may_make=True) is None
+    lists = [draw(seed) for seed in range(4)]
+    lists[1][-1] = lists[1][-1].contiguous()  # a gradient that does not lie as its parameter does
+    assert PiecesByAddress().of(*lists, may_make=True) is None
+
+
 def test_a_recording_makes_no_table() -> None:
     tensors = [draw(seed) for seed in range(4)]
     assert PiecesByAddress().of(*tensors, may_make=False) is None

@@ -34,6 +34,8 @@ class Runtime:
         deterministic: bool = True,
     ) -> None:
         self.device = resolve_device(device)
+        if self.device.index:
+            torch.cuda.set_device(self.device)  # kernels of our own are launched on the current one
         if precision not in PRECISIONS:
             raise ConfigError(
                 f"runtime precision: '{precision}' is not known; allowed: {', '.join(PRECISIONS)}."

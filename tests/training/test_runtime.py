@@ -125,3 +125,14 @@ def test_environments_are_made_after_triton(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(wiring, "call_checked", lambda *_, **__: order.append("environment"))
     wiring.build_environment(compose("ppo_cartpole"), stream="train_environment")
     assert order == ["triton", "environment"]
+
+
+@pytest.mark.parametrize(("device", "made_current"), [("cuda:1", ["cuda:1"]), ("cuda:0", []), ("cpu", [])])
+def test_another_gpu_than_the_first_becomes_the_current_one(
+    device: str, made_current: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(runtime_module, "resolve_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda which: found.append(str(which)))
+    Runtime(device=device)
+    assert found == made_current

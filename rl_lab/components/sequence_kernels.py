@@ -16,7 +16,7 @@ same order, so the result is the same every time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from rl_lab.components.unroll import Products, Rows, Shape, Slopes, Weights
+    from rl_lab.components.unroll import Course, Products, Shape, Slopes
 
 ROWS = 16  # of one program: the least that a matrix product takes
 WARPS = 8  # of 4, 8 and 16 the fastest on an H200
@@ -365,70 +365,75 @@ def can_hold(device: torch.device, *, programs: int, shared_bytes: int) -> bool:
     return bool(found["multiprocessor_count"] >= 2 * programs and found["max_shared_mem"] >= shared_bytes)
 
 
-def follow(
-    products: Products,
-    weights: Weights,
-    shape: Shape,
-    rows: Rows,
-    from_embedding: Tensor,
-    keep: Tensor,
-    noise: Tensor | None,
-    deters: Tensor,
-    stochs: Tensor,
-    parameters: Tensor,
-) -> None:
-    """All rows from the state before row 0, which `rows` holds with the actions' part of the inputs."""
-    _forward[_grid(shape)](
-        *_matrices(products),
-        products.inward_bias, products.inward_norm, weights.mix_bias, weights.mix_norm, weights.gates_bias,
-        weights.posterior_norm, weights.output_bias,
-        from_embedding.contiguous(), keep, keep if noise is None else noise,
-        rows.state, rows.before, rows.pre, rows.inputs, rows.mixed, rows.mix_scale, rows.active, rows.gates,
-        rows.deter, rows.above, rows.hidden, rows.output, deters, stochs, parameters,
-        *_meeting_place(shape, keep.device),
-        shape.length, shape.batch, shape.epsilon, shape.unimix, HAS_NOISE=noise is not None, **_sizes(shape),
-    )  # fmt: skip
+def follow(course: Course) -> None:
+    """All rows of a sequence."""
+    shape = course.shape
+    matrices = matrices_of(course.products, course.products.posterior)
+    launch_forward(_forward, course, matrices, grid=_grid(shape), parts=shape.blocks, **_sizes(shape))
 
 
 def trace_back(slopes: Slopes, from_deter: Tensor, from_stoch: Tensor, from_parameters: Tensor) -> None:
-    """The slopes of what every product gave, from those of the results; the actions' are one product at the end."""
+    """The slopes of what every product gave, from those of the results."""
+    shape, told = slopes.shape, (from_deter, from_stoch, from_parameters)
+    launch_backward(_backward, slopes, told, grid=_grid(shape), parts=shape.blocks, **_sizes(shape))
+
+
+def launch_forward(
+    kernel: Any, course: Course, matrices: list[Tensor], *, grid: tuple[int, int], parts: int, **constants: Any
+) -> None:
+    """`kernel` with everything a sequence needs; its programs add up `parts` shares of the layers."""
+    products, weights, shape, rows = course.products, course.weights, course.shape, course.rows
+    keep, noise = course.keep, course.noise
+    kernel[grid](
+        *matrices,
+        products.inward_bias, products.inward_norm, weights.mix_bias, weights.mix_norm, weights.gates_bias,
+        weights.posterior_norm, weights.output_bias,
+        course.from_embedding.contiguous(), keep, keep if noise is None else noise,
+        rows.state, rows.before, rows.pre, rows.inputs, rows.mixed, rows.mix_scale, rows.active, rows.gates,
+        rows.deter, rows.above, rows.hidden, rows.output, course.deters, course.stochs, course.parameters,
+        *_meeting_place(grid, parts, shape, keep.device),
+        shape.length, shape.batch, shape.epsilon, shape.unimix, HAS_NOISE=noise is not None, **constants,
+    )  # fmt: skip
+
+
+def launch_backward(
+    kernel: Any, slopes: Slopes, told: tuple[Tensor, ...], *, grid: tuple[int, int], parts: int, **constants: Any
+) -> None:
+    """The way back; the actions' slopes are one product at the end."""
     products, weights, shape, rows, keep = slopes.products, slopes.learned, slopes.shape, slopes.rows, slopes.keep
-    _backward[_grid(shape)](
-        *_matrices(products),
+    kernel[grid](
+        *matrices_of(products, products.posterior),
         products.inward_bias, products.inward_norm, weights.mix_bias, weights.mix_norm, weights.gates_bias,
         weights.posterior_norm,
         keep, rows.before, rows.pre, rows.mixed, rows.mix_scale, rows.gates, rows.above, slopes.parameters,
-        from_deter, from_stoch, from_parameters,
+        *told,
         slopes.pre, slopes.inputs, slopes.mixed, slopes.active, slopes.gates, slopes.above, slopes.hidden,
         slopes.output,
-        *_meeting_place(shape, keep.device),
-        shape.length, shape.batch, shape.epsilon, shape.unimix, **_sizes(shape),
+        *_meeting_place(grid, parts, shape, keep.device),
+        shape.length, shape.batch, shape.epsilon, shape.unimix, **constants,
     )  # fmt: skip
     h = shape.hidden
     slopes.inputs[..., 2 * h :] = slopes.mixed @ products.shared[2 * h :].t()
 
 
-def _matrices(products: Products) -> list[Tensor]:
-    return [
-        products.inward,
-        products.shared,
-        products.own.contiguous(),
-        products.gates,
-        products.posterior.contiguous(),
-        products.output,
-    ]
+def matrices_of(products: Products, over_memory: Tensor) -> list[Tensor]:
+    """In the order of the kernels' arguments; `over_memory` are the layers that read the whole memory."""
+    own, over_memory = products.own.contiguous(), over_memory.contiguous()
+    return [products.inward, products.shared, own, products.gates, over_memory, products.output]
+
+
+def _meeting_place(
+    grid: tuple[int, int], parts: int, shape: Shape, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Who has arrived, and room for what the programs tell each other."""
+    programs, groups = grid
+    arrived = torch.zeros(groups, dtype=torch.int32, device=device)
+    one = torch.empty(groups, programs, ROWS, device=device)
+    return arrived, one, torch.empty(groups, parts, ROWS, 2 * shape.hidden, device=device)
 
 
 def _grid(shape: Shape) -> tuple[int, int]:
     return shape.blocks, shape.batch // ROWS  # the programs of the same rows are started one after the other
-
-
-def _meeting_place(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Who has arrived, and room for what the programs tell each other."""
-    blocks, groups = _grid(shape)
-    arrived = torch.zeros(groups, dtype=torch.int32, device=device)
-    one = torch.empty(groups, blocks, ROWS, device=device)
-    return arrived, one, torch.empty(groups, blocks, ROWS, 2 * shape.hidden, device=device)
 
 
 def _sizes(shape: Shape) -> dict[str, int]:

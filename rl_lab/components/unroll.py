@@ -149,6 +149,22 @@ class Rows:
         self.output = room(T, B, shape.stoch)
 
 
+@dataclass(frozen=True)
+class Course:
+    """One sequence: what is known of it, and room for what becomes of it."""
+
+    products: Products
+    weights: Weights
+    shape: Shape
+    rows: Rows  # they hold the state before row 0 and the actions' part of the inputs
+    from_embedding: Tensor  # [T, B, h]
+    keep: Tensor  # [T, B]
+    noise: Tensor | None  # [T, B, groups, classes]; None: the likeliest is chosen
+    deters: Tensor  # [T, B, D]
+    stochs: Tensor  # [T, B, Z]
+    parameters: Tensor  # [T, B, Z]
+
+
 def whole_sequence_for(shape: Shape, device: torch.device) -> Any:
     """The kernels that go through all rows at once, where there is a GPU and the model is small enough; or None."""
     if device.type != "cuda" or not shape.one_kernel:
@@ -184,7 +200,7 @@ class _Unroll(Function):
         results = (deters, stochs, parameters)
         whole = whole_sequence_for(shape, deter.device)
         follow = _follow if whole is None else whole.follow
-        follow(products, weights, shape, rows, from_embedding, keep, noise, *results)
+        follow(Course(products, weights, shape, rows, from_embedding, keep, noise, *results))
         ctx.shape, ctx.products, ctx.rows, ctx.whole = shape, products, rows, whole
         ctx.save_for_backward(keep, parameters, *tensors)
         return results
@@ -214,19 +230,10 @@ class _Unroll(Function):
         )
 
 
-def _follow(
-    products: Products,
-    weights: Weights,
-    shape: Shape,
-    rows: Rows,
-    from_embedding: Tensor,
-    keep: Tensor,
-    noise: Tensor | None,
-    deters: Tensor,
-    stochs: Tensor,
-    parameters: Tensor,
-) -> None:
-    """All rows from the state before row 0, which `rows` holds with the actions' part of the inputs."""
+def _follow(course: Course) -> None:
+    """Row by row."""
+    products, weights, shape, rows = course.products, course.weights, course.shape, course.rows
+    keep, noise, deters = course.keep, course.noise, course.deters
     kernels, T, D = kernels_for(keep.device), shape.length, shape.deter
     for t in range(T):
         following = t + 1 if t + 1 < T else None
@@ -245,7 +252,7 @@ def _follow(
             None if following is None else rows.before[following],
             None if following is None else rows.state[following, :, :D],
         )
-        torch.addmm(from_embedding[t], rows.deter[t], products.posterior.t(), out=rows.above[t])
+        torch.addmm(course.from_embedding[t], rows.deter[t], products.posterior.t(), out=rows.above[t])
         kernels.norm_silu(
             rows.above[t], None, weights.posterior_norm, rows.hidden[t], segments=1, epsilon=shape.epsilon
         )
@@ -255,8 +262,8 @@ def _follow(
             weights.output_bias,
             None if noise is None else noise[t].flatten(1),
             keep_next,
-            parameters[t],
-            stochs[t],
+            course.parameters[t],
+            course.stochs[t],
             None if following is None else rows.state[following, :, D:],
             groups=shape.groups,
             unimix=shape.unimix,

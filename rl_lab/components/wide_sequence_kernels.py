@@ -25,6 +25,9 @@ from rl_lab.components.sequence_kernels import (
     ROWS,
     arrive,
     can_hold,
+    launch_backward,
+    launch_forward,
+    matrices_of,
     meet,
     scale_of,
     silu_of_norm,
@@ -34,7 +37,7 @@ from rl_lab.components.sequence_kernels import (
 )
 
 if TYPE_CHECKING:
-    from rl_lab.components.unroll import Products, Rows, Shape, Slopes, Weights
+    from rl_lab.components.unroll import Course, Shape, Slopes
 
 COLUMNS = 32  # of the memory, per program
 TILE = 16  # columns of the layers over the whole memory: the least that a matrix product takes
@@ -88,7 +91,7 @@ def _without_choice(
 
 @triton.jit
 def _forward(
-    upward, inward, shared, own, gate_weights, output_weights,
+    inward, shared, own, gate_weights, upward, output_weights,
     in_bias, in_norm, mix_bias, mix_norm, gates_bias, posterior_norm, output_bias,
     from_embedding, keep, noise,
     state, before, pre, inputs, mixed, mix_scale, active, gates, deter_low, above, hidden, output,
@@ -404,49 +407,18 @@ def fits(shape: Shape, device: torch.device) -> bool:
     )
 
 
-def follow(
-    products: Products,
-    weights: Weights,
-    shape: Shape,
-    rows: Rows,
-    from_embedding: Tensor,
-    keep: Tensor,
-    noise: Tensor | None,
-    deters: Tensor,
-    stochs: Tensor,
-    parameters: Tensor,
-) -> None:
-    """All rows from the state before row 0, which `rows` holds with the actions' part of the inputs."""
+def follow(course: Course) -> None:
+    """All rows of a sequence."""
+    shape, products = course.shape, course.products
     upward = torch.cat((products.posterior, products.inward[: shape.hidden, : shape.deter]))
-    _forward[_grid(shape)](
-        upward, products.inward, products.shared, products.own.contiguous(), products.gates, products.output,
-        products.inward_bias, products.inward_norm, weights.mix_bias, weights.mix_norm, weights.gates_bias,
-        weights.posterior_norm, weights.output_bias,
-        from_embedding.contiguous(), keep, keep if noise is None else noise,
-        rows.state, rows.before, rows.pre, rows.inputs, rows.mixed, rows.mix_scale, rows.active, rows.gates,
-        rows.deter, rows.above, rows.hidden, rows.output, deters, stochs, parameters,
-        *_meeting_place(shape, keep.device),
-        shape.length, shape.batch, shape.epsilon, shape.unimix, HAS_NOISE=noise is not None, **_sizes(shape),
-    )  # fmt: skip
+    matrices = matrices_of(products, upward)
+    launch_forward(_forward, course, matrices, grid=_grid(shape), parts=_split(shape), **_sizes(shape))
 
 
 def trace_back(slopes: Slopes, from_deter: Tensor, from_stoch: Tensor, from_parameters: Tensor) -> None:
-    """The slopes of what every product gave, from those of the results; the actions' are one product at the end."""
-    products, weights, shape, rows = slopes.products, slopes.learned, slopes.shape, slopes.rows
-    _backward[_grid(shape)](
-        products.inward, products.shared, products.own.contiguous(), products.gates, products.posterior.contiguous(),
-        products.output,
-        products.inward_bias, products.inward_norm, weights.mix_bias, weights.mix_norm, weights.gates_bias,
-        weights.posterior_norm,
-        slopes.keep, rows.before, rows.pre, rows.mixed, rows.mix_scale, rows.gates, rows.above, slopes.parameters,
-        from_deter, from_stoch, from_parameters,
-        slopes.pre, slopes.inputs, slopes.mixed, slopes.active, slopes.gates, slopes.above, slopes.hidden,
-        slopes.output,
-        *_meeting_place(shape, slopes.keep.device),
-        shape.length, shape.batch, shape.epsilon, shape.unimix, **_sizes(shape),
-    )  # fmt: skip
-    h = shape.hidden
-    slopes.inputs[..., 2 * h :] = slopes.mixed @ products.shared[2 * h :].t()
+    """The slopes of what every product gave, from those of the results."""
+    shape, told = slopes.shape, (from_deter, from_stoch, from_parameters)
+    launch_backward(_backward, slopes, told, grid=_grid(shape), parts=_split(shape), **_sizes(shape))
 
 
 def _grid(shape: Shape) -> tuple[int, int]:
@@ -460,14 +432,6 @@ def _columns(shape: Shape) -> int:
 def _split(shape: Shape) -> int:
     """Into how many parts the sums over the memory are cut, so that every program has a tile of one."""
     return shape.deter // _columns(shape) * TILE // (2 * shape.hidden)
-
-
-def _meeting_place(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Who has arrived, and room for what the programs tell each other."""
-    programs, groups = _grid(shape)
-    arrived = torch.zeros(groups, dtype=torch.int32, device=device)
-    one = torch.empty(groups, programs, ROWS, device=device)
-    return arrived, one, torch.empty(groups, _split(shape), ROWS, 2 * shape.hidden, device=device)
 
 
 def _sizes(shape: Shape) -> dict[str, int]:

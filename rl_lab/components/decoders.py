@@ -16,7 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.encoders import module_name, selected_observation
-from rl_lab.components.image_stages import doubling_convolution, spread, spread_norm_silu
+from rl_lab.components.image_stages import (
+    distance_to_image,
+    doubling_convolution,
+    draw_image,
+    filled_phases,
+    image_error,
+    spread_norm_silu,
+)
 from rl_lab.components.layers import NORM_EPSILON, BlockLinear, Layer, Stack, dense, make_norm
 from rl_lab.components.networks import ACTIVATIONS, choose
 from rl_lab.components.norm_silu import norm_silu
@@ -77,18 +84,20 @@ class ObservationDecoder(nn.Module):
     def loss(self, features: Tensor, observation: Batch) -> Tensor:
         """How far the reconstructions are from the rows `[...]`, summed over elements and keys."""
         losses = []
-        for key, output in self._outputs(features).items():
+        for key, output in self._vectors(features).items():
             output, target, spec = output.float(), observation[key], self.specs[key]
-            if spec.is_image:
-                error = (output.sigmoid() - target.to(torch.float32) * (1.0 / 255.0)).square()
-                losses.append(error.sum(dim=(-3, -2, -1)))
-            elif spec.is_discrete:
+            if spec.is_discrete:
                 losses.append(_cross_entropy(output, target, spec))
             else:
                 target = target.flatten(-len(spec.shape)) if spec.shape else target.unsqueeze(-1)
                 target = target.to(torch.float32) * (1.0 / 255.0 if spec.dtype == "uint8" else 1.0)
                 error = (output - (symlog(target) if self._squashes(spec) else target)).square()
                 losses.append(error.sum(dim=-1))
+        if self.image_keys:
+            seen = [observation[key].flatten(0, -4) for key in self.image_keys]
+            target = seen[0] if len(seen) == 1 else torch.cat(seen, dim=-1)
+            errors = self.image_network.error(features.reshape(-1, features.shape[-1]), target)
+            losses.append(errors.view(features.shape[:-1]))
         total = losses[0]
         for each in losses[1:]:
             total = total + each
@@ -114,17 +123,19 @@ class ObservationDecoder(nn.Module):
 
     def _outputs(self, features: Tensor) -> Batch:
         """Raw network outputs per key: `[..., size]`, images `[..., height, width, C]` before the sigmoid."""
-        outputs: Batch = {}
-        if self.vector_keys:
-            hidden = self.stack(features)
-            for key, layer in zip(self.vector_keys, self.outputs.values(), strict=True):
-                outputs[key] = layer(hidden)
+        outputs = self._vectors(features)
         if self.image_keys:
             images = self.image_network(features.reshape(-1, features.shape[-1]))
             images = images.reshape(*features.shape[:-1], *images.shape[1:])
             channels = [self.specs[key].shape[2] for key in self.image_keys]
             outputs.update(zip(self.image_keys, images.split(channels, dim=-1), strict=True))
         return outputs
+
+    def _vectors(self, features: Tensor) -> Batch:
+        if not self.vector_keys:
+            return {}
+        hidden = self.stack(features)
+        return {key: layer(hidden) for key, layer in zip(self.vector_keys, self.outputs.values(), strict=True)}
 
     def _squashes(self, spec: ArraySpec) -> bool:
         return self.symlog_vectors and spec.dtype.startswith("float")
@@ -167,28 +178,39 @@ class DoublingCNN(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """`[N, F]` to `[N, height, width, C]`, before the sigmoid."""
-        deter, stoch = features.split((self.deter, features.shape[-1] - self.deter), dim=-1)
-        height, width = self.side
-        # Each block of the memory draws its own share of the channels.
-        drawn = self.from_deter(deter).view(len(features), self.blocks, height, width, -1)
-        drawn = drawn.permute(0, 2, 3, 1, 4).flatten(3)
-        drawn = drawn + self.stoch_output(self.from_stoch(stoch)).view(drawn.shape)
+        drawn = self._draw_small(features)
         if self.is_standard:
-            return self._enlarge_by_stages(drawn)
+            assert self.output.bias is not None
+            return draw_image(self._enlarge_by_stages(drawn), self.output.bias)
         image = self.activation(self.first_norm(drawn)).permute(0, 3, 1, 2)
         for layer, norm in zip(self.convolutions, self.norms, strict=True):
             image = layer(F.interpolate(image, scale_factor=2, mode="nearest"))
             image = self.activation(norm(image.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
         return self.output(F.interpolate(image, scale_factor=2, mode="nearest")).permute(0, 2, 3, 1)
 
+    def error(self, features: Tensor, target: Tensor) -> Tensor:
+        """Squared distances `[N]` of the images drawn to uint8 images `[N, height, width, C]`, on the scale 0..1."""
+        if self.is_standard:
+            assert self.output.bias is not None
+            return image_error(self._enlarge_by_stages(self._draw_small(features)), self.output.bias, target)
+        return distance_to_image(self(features), target)
+
+    def _draw_small(self, features: Tensor) -> Tensor:
+        """`[N, h, w, C]`, what the first norm sees."""
+        deter, stoch = features.split((self.deter, features.shape[-1] - self.deter), dim=-1)
+        height, width = self.side
+        # Each block of the memory draws its own share of the channels.
+        drawn = self.from_deter(deter).view(len(features), self.blocks, height, width, -1)
+        drawn = drawn.permute(0, 2, 3, 1, 4).flatten(3)
+        return drawn + self.stoch_output(self.from_stoch(stoch)).view(drawn.shape)
+
     def _enlarge_by_stages(self, drawn: Tensor) -> Tensor:
-        """The same for RMS norm and SiLU: the small images are convolved, not the doubled ones."""
+        """For RMS norm and SiLU: the small images are convolved, not the doubled ones; up to the last phases."""
         image = norm_silu(drawn, None, self.first_norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
         for layer, norm in zip(self.convolutions, self.norms, strict=True):
             phases = doubling_convolution(image, layer.weight)  # type: ignore[arg-type]
             image = spread_norm_silu(phases, layer.bias, norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
-        assert self.output.bias is not None
-        return spread(doubling_convolution(image, self.output.weight)) + self.output.bias
+        return filled_phases(image, self.output.weight)
 
 
 def _vector_size(spec: ArraySpec) -> int:

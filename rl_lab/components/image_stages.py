@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from rl_lab.components.plain_kernels import kernels_for
+from rl_lab.components.plain_kernels import image_kernels_for
 
 CHANNELS_AT_ONCE = 8  # 16 bytes of bfloat16: what a GPU's matrix units load at once
 
@@ -45,7 +45,7 @@ class _Stage(Function):
         count, height, width = image.shape[:3]
         size = (height // 2, width // 2) if kind == "pool" else (2 * height, 2 * width)
         out = torch.empty(count, *size, image.shape[-1], dtype=image.dtype, device=image.device)
-        kernels = kernels_for(image.device)
+        kernels = image_kernels_for(image.device)
         forward = kernels.pool_norm_silu if kind == "pool" else kernels.spread_norm_silu
         forward(image, bias, weight, out, epsilon=epsilon)
         ctx.save_for_backward(image, bias, weight)
@@ -56,7 +56,7 @@ class _Stage(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         image, bias, weight = ctx.saved_tensors
-        kernels = kernels_for(image.device)
+        kernels = image_kernels_for(image.device)
         backward = kernels.pool_norm_silu_backward if ctx.kind == "pool" else kernels.spread_norm_silu_backward
         slope = torch.empty_like(image)
         bias_slope, weight_slope = backward(image, bias, weight, gradient.contiguous(), slope, epsilon=ctx.epsilon)
@@ -83,22 +83,75 @@ def _places(taps: int, device: torch.device) -> Tensor:
 
 def doubling_convolution(image: Tensor, weight: Tensor) -> Tensor:
     """`[N, h, w, I]` to the four phases `[N, h, w, 2, 2, O]` of the doubled, convolved image, without a bias."""
-    kernel = phase_weights(weight)
-    channels = len(kernel)
-    kernel = _filled_up(kernel, axis=0).contiguous(memory_format=torch.channels_last)
+    return _phases_of(filled_phases(image, weight), len(weight))
+
+
+def filled_phases(image: Tensor, weight: Tensor) -> Tensor:
+    """The same as `[N, h, w, 4 * O]`; on a GPU with zeros up to a multiple of eight."""
+    kernel = _filled_up(phase_weights(weight), axis=0).contiguous(memory_format=torch.channels_last)
     phases = F.conv2d(image.permute(0, 3, 1, 2), kernel, padding=kernel.shape[-1] // 2)
-    return phases.permute(0, 2, 3, 1)[..., :channels].unflatten(-1, (2, 2, -1))
+    return phases.permute(0, 2, 3, 1)
+
+
+def _phases_of(filled: Tensor, channels: int) -> Tensor:
+    # A slice of everything would still cost a copy on the way back.
+    own = filled if filled.shape[-1] == 4 * channels else filled[..., : 4 * channels]
+    return own.unflatten(-1, (2, 2, -1))
+
+
+def draw_image(filled: Tensor, bias: Tensor) -> Tensor:
+    """What `filled_phases` gave, each phase at its places, and a bias: `[N, 2h, 2w, O]`, before the sigmoid."""
+    return spread(_phases_of(filled, len(bias))) + bias
+
+
+def image_error(filled: Tensor, bias: Tensor, target: Tensor) -> Tensor:
+    """The squared distances `[N]` between the sigmoid of the image drawn so and uint8 images `[N, 2h, 2w, O]` on the
+    scale 0..1, summed over everything."""
+    if filled.is_cuda:
+        return _ImageError.apply(filled.contiguous(), bias, target.contiguous())  # type: ignore[no-untyped-call]
+    return distance_to_image(draw_image(filled, bias), target)
+
+
+def distance_to_image(drawn: Tensor, target: Tensor) -> Tensor:
+    """`[N]` from images before the sigmoid and uint8 images, both `[N, height, width, C]`."""
+    error = drawn.float().sigmoid() - target.to(torch.float32) * (1.0 / 255.0)
+    return error.square().sum(dim=(-3, -2, -1))
+
+
+class _ImageError(Function):
+    """On GPUs: what was drawn is read once there and once back, where it lies."""
+
+    @staticmethod
+    def forward(ctx: Any, filled: Tensor, bias: Tensor, target: Tensor) -> Tensor:
+        from rl_lab.components import image_kernels
+
+        ctx.save_for_backward(filled, bias, target)
+        return image_kernels.image_error(filled, bias, target)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        from rl_lab.components import image_kernels
+
+        filled, bias, target = ctx.saved_tensors
+        return *image_kernels.image_error_backward(filled, bias, target, gradient), None
 
 
 def convolution_of_images(image: Tensor, weight: Tensor) -> Tensor:
     """uint8 images `[N, height, width, I]`, centred and scaled to -0.5..0.5, convolved to `[N, height, width, O]`.
 
     At the border zeros are added: middle grey. A GPU's matrix units want channels in eights: three are filled up
-    with ones that the kernel ignores.
+    with others that the kernel ignores.
     """
-    filled = F.pad(image, (0, -image.shape[-1] % CHANNELS_AT_ONCE)) if image.is_cuda else image
-    pixels = (filled.to(torch.float32) * (1.0 / 255.0) - 0.5).permute(0, 3, 1, 2)
-    return F.conv2d(pixels, _filled_up(weight, axis=1), padding=weight.shape[-1] // 2).permute(0, 2, 3, 1)
+    kernel = _filled_up(weight, axis=1)
+    if image.is_cuda and kernel.shape[1] == CHANNELS_AT_ONCE:
+        from rl_lab.components import image_kernels
+
+        low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
+        pixels = image_kernels.pixels(image, CHANNELS_AT_ONCE, low)
+    else:
+        pixels = F.pad(image, (0, kernel.shape[1] - image.shape[-1])).to(torch.float32) * (1.0 / 255.0) - 0.5
+    return F.conv2d(pixels.permute(0, 3, 1, 2), kernel, padding=weight.shape[-1] // 2).permute(0, 2, 3, 1)
 
 
 def _filled_up(kernel: Tensor, *, axis: int) -> Tensor:

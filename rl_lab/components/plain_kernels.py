@@ -20,6 +20,11 @@ class Kernels(Protocol):
     gate_backward: Any
     sample: Any
     sample_backward: Any
+
+
+class ImageKernels(Protocol):
+    """This module, or `image_kernels`."""
+
     pool_norm_silu: Any
     pool_norm_silu_backward: Any
     spread_norm_silu: Any
@@ -34,6 +39,16 @@ def kernels_for(device: torch.device) -> Kernels:
     from rl_lab.components import triton_kernels
 
     return triton_kernels  # type: ignore[return-value]
+
+
+@cache
+def image_kernels_for(device: torch.device) -> ImageKernels:
+    """The kernels of a device for what stands between convolutions."""
+    if device.type != "cuda":
+        return sys.modules[__name__]  # type: ignore[return-value]
+    from rl_lab.components import image_kernels
+
+    return image_kernels  # type: ignore[return-value]
 
 
 def blocks_of(rows: Tensor, blocks: int) -> Tensor:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_PROGRAMS = 528  # four per multiprocessor of an H200: enough to fill it, few partial sums of the norm's slope
+MOST_PROGRAMS = 512  # about four per multiprocessor of an H200: enough to fill it, few partial sums to add up
 
 
 # --- norm and SiLU ------------------------------------------------------------------------------
@@ -100,12 +100,34 @@ def norm_silu_backward(
     )  # fmt: skip
     if not wants_parameters:
         return None
-    bias_slope, weight_slope = partial.sum(dim=0).unbind()
+    bias_slope, weight_slope = total(partial).unbind()
     return bias_slope, weight_slope
 
 
 def _warps(width: int) -> int:
     return 1 if width <= 256 else 4 if width <= 2048 else 8
+
+
+# --- adding up what programs found ----------------------------------------------------------------
+
+
+@triton.jit
+def _total(partial, sums, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    found = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < width)[None, :]
+        found += tl.load(partial + row[:, None] * width + column[None, :], mask=inside, other=0.0)
+    tl.store(sums + column, tl.sum(found, axis=0), mask=column < width)
+
+
+def total(partial: Tensor) -> Tensor:
+    """The sum `[...]` over the first axis of `[programs, ...]`, by as many programs as there are eights of columns:
+    torch's own sum leaves most of the GPU idle for so few columns."""
+    sums = torch.empty(partial.shape[1:], device=partial.device)
+    _total[(triton.cdiv(sums.numel(), 8),)](partial, sums, len(partial), sums.numel(), ROWS=256, COLUMNS=8, num_warps=8)
+    return sums
 
 
 # --- the gates of the block GRU -------------------------------------------------------------------
@@ -326,170 +348,3 @@ def sample_backward(
 def _tile_choices(classes: int, choices: int) -> int:
     """Choices that one warp makes: few while that keeps more of the GPU busy, at most 256 numbers."""
     return 2 if choices <= 1024 else max(1, 256 // triton.next_power_of_2(classes))
-
-
-# --- between convolutions -------------------------------------------------------------------------
-
-
-@triton.jit
-def _stage(
-    image, bias, weight, out, rows, height, width, epsilon,
-    IS_POOL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
-    if IS_POOL:  # height and width are those of the result
-        corner = ((row // (height * width) * 2 * height + row // width % height * 2) * width + row % width) * 2
-        place = image + corner[:, None] * WIDTH + column[None, :]
-        x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        x = tl.maximum(x, tl.load(place + WIDTH, mask=inside, other=0.0).to(tl.float32))
-        place += 2 * width * WIDTH
-        x = tl.maximum(x, tl.load(place, mask=inside, other=0.0).to(tl.float32))
-        x = tl.maximum(x, tl.load(place + WIDTH, mask=inside, other=0.0).to(tl.float32))
-        target = row
-    else:  # height and width are those of the phases
-        x = tl.load(image + row[:, None] * WIDTH + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        pixel = row // 4
-        target = (pixel // width * 2 + row // 2 % 2) * (2 * width) + pixel % width * 2 + row % 2
-    x += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
-    scale = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + epsilon)
-    y = x * scale[:, None] * tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + target[:, None] * WIDTH + column[None, :], y * tl.sigmoid(y), mask=inside)
-
-
-@triton.jit
-def _stage_backward(
-    image, bias, weight, gradient, slope, partial, rows, height, width, epsilon,
-    IS_POOL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    column = tl.arange(0, BLOCK)
-    is_channel = column < WIDTH
-    b = tl.load(bias + column, mask=is_channel, other=0.0).to(tl.float32)[None, :]
-    w = tl.load(weight + column, mask=is_channel, other=0.0).to(tl.float32)[None, :]
-    bias_slope = tl.zeros([BLOCK], tl.float32)
-    weight_slope = tl.zeros([BLOCK], tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS).to(tl.int64)
-        inside = (row < rows)[:, None] & is_channel[None, :]
-        if IS_POOL:
-            corner = ((row // (height * width) * 2 * height + row // width % height * 2) * width + row % width) * 2
-            offset = corner[:, None] * WIDTH + column[None, :]
-            below = offset + 2 * width * WIDTH
-            x0 = tl.load(image + offset, mask=inside, other=0.0).to(tl.float32)
-            x1 = tl.load(image + offset + WIDTH, mask=inside, other=0.0).to(tl.float32)
-            x2 = tl.load(image + below, mask=inside, other=0.0).to(tl.float32)
-            x3 = tl.load(image + below + WIDTH, mask=inside, other=0.0).to(tl.float32)
-            largest = tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3))
-            x = largest + b
-            source = row
-        else:
-            offset = row[:, None] * WIDTH + column[None, :]
-            x = tl.load(image + offset, mask=inside, other=0.0).to(tl.float32) + b
-            pixel = row // 4
-            source = (pixel // width * 2 + row // 2 % 2) * (2 * width) + pixel % width * 2 + row % 2
-        g = tl.load(gradient + source[:, None] * WIDTH + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        x = tl.where(inside, x, 0.0)
-        scale = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + epsilon)[:, None]
-        normed = x * scale
-        y = normed * w
-        sigmoid = tl.sigmoid(y)
-        g = g * sigmoid * (1.0 + y * (1.0 - sigmoid))
-        weight_slope += tl.sum(g * normed, axis=0)
-        g = g * w
-        dx = scale * (g - normed * (tl.sum(g * normed, axis=1) / WIDTH)[:, None])
-        bias_slope += tl.sum(tl.where(inside, dx, 0.0), axis=0)
-        if IS_POOL:
-            is0 = x0 == largest
-            is1 = (x1 == largest) & ~is0
-            is2 = (x2 == largest) & ~is0 & ~is1
-            is3 = ~is0 & ~is1 & ~is2
-            tl.store(slope + offset, tl.where(is0, dx, 0.0), mask=inside)
-            tl.store(slope + offset + WIDTH, tl.where(is1, dx, 0.0), mask=inside)
-            tl.store(slope + below, tl.where(is2, dx, 0.0), mask=inside)
-            tl.store(slope + below + WIDTH, tl.where(is3, dx, 0.0), mask=inside)
-        else:
-            tl.store(slope + offset, dx, mask=inside)
-    program = partial + tl.program_id(0) * 2 * WIDTH + column
-    tl.store(program, bias_slope, mask=is_channel)
-    tl.store(program + WIDTH, weight_slope, mask=is_channel)
-
-
-def pool_norm_silu(image: Tensor, bias: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> None:
-    """See `plain_kernels.pool_norm_silu`."""
-    count, height, width, _ = out.shape
-    _run_stage(image, bias, weight, out, count * height * width, height, width, epsilon, is_pool=True)
-
-
-def spread_norm_silu(phases: Tensor, bias: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> None:
-    """See `plain_kernels.spread_norm_silu`."""
-    count, height, width = phases.shape[:3]
-    _run_stage(phases, bias, weight, out, count * height * width * 4, height, width, epsilon, is_pool=False)
-
-
-def _run_stage(
-    image: Tensor,
-    bias: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    rows: int,
-    height: int,
-    width: int,
-    epsilon: float,
-    *,
-    is_pool: bool,
-) -> None:
-    channels = image.shape[-1]
-    tile = _tile_rows(channels)
-    _stage[(triton.cdiv(rows, tile),)](
-        image, bias, weight, out, rows, height, width, epsilon,
-        IS_POOL=is_pool, WIDTH=channels, ROWS=tile, BLOCK=triton.next_power_of_2(channels), num_warps=4,
-    )  # fmt: skip
-
-
-def pool_norm_silu_backward(
-    image: Tensor, bias: Tensor, weight: Tensor, gradient: Tensor, slope: Tensor, *, epsilon: float
-) -> tuple[Tensor, Tensor]:
-    """See `plain_kernels.pool_norm_silu_backward`."""
-    count, height, width, _ = gradient.shape
-    rows = count * height * width
-    return _run_stage_backward(image, bias, weight, gradient, slope, rows, height, width, epsilon, is_pool=True)
-
-
-def spread_norm_silu_backward(
-    phases: Tensor, bias: Tensor, weight: Tensor, gradient: Tensor, slope: Tensor, *, epsilon: float
-) -> tuple[Tensor, Tensor]:
-    """See `plain_kernels.spread_norm_silu_backward`."""
-    count, height, width = phases.shape[:3]
-    rows = count * height * width * 4
-    return _run_stage_backward(phases, bias, weight, gradient, slope, rows, height, width, epsilon, is_pool=False)
-
-
-def _run_stage_backward(
-    image: Tensor,
-    bias: Tensor,
-    weight: Tensor,
-    gradient: Tensor,
-    slope: Tensor,
-    rows: int,
-    height: int,
-    width: int,
-    epsilon: float,
-    *,
-    is_pool: bool,
-) -> tuple[Tensor, Tensor]:
-    channels = image.shape[-1]
-    tile = _tile_rows(channels)
-    programs = min(triton.cdiv(rows, tile), 4 * MOST_PROGRAMS)
-    partial = image.new_empty((programs, 2, channels), dtype=torch.float32)
-    _stage_backward[(programs,)](
-        image, bias, weight, gradient, slope, partial, rows, height, width, epsilon,
-        IS_POOL=is_pool, WIDTH=channels, ROWS=tile, BLOCK=triton.next_power_of_2(channels), num_warps=4,
-    )  # fmt: skip
-    bias_slope, weight_slope = partial.sum(dim=0).unbind()
-    return bias_slope, weight_slope
-
-
-def _tile_rows(channels: int) -> int:
-    """Rows that one program holds: about a thousand numbers, eight per thread."""
-    return max(1, 1024 // triton.next_power_of_2(channels))

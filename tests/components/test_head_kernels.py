@@ -98,7 +98,7 @@ def test_on_a_gpu_heads_give_what_they_give_on_a_cpu(logits: torch.Tensor) -> No
     target = torch.linspace(-9.0, 9.0, ROWS * LENGTH).view(ROWS, LENGTH)
     found = []
     for device in (torch.device("cpu"), torch.device("cuda")):
-        own = logits.to(device).requires_grad_()
+        own = logits.detach().clone().to(device).requires_grad_()
         head = TwoHot(own, BINS.to(device))
         loss = head.loss(target.to(device))
         loss.sum().backward()

@@ -277,15 +277,18 @@ def test_on_a_gpu_half_precision_stays_close_to_the_loop_and_repeats_itself(
     embedding, action = torch.randn(16, 64, 24, device=DEVICE), torch.randn(16, 64, 3, device=DEVICE)
     is_first = torch.rand(16, 64, device=DEVICE) < 0.05
 
-    def follow() -> Tensor:
+    def follow() -> State:
         torch.manual_seed(1)
         with torch.autocast("cuda", dtype=torch.bfloat16), torch.no_grad():
-            states, _ = rssm.observe_sequence(embedding, action, is_first, rssm.initial_state(16, DEVICE))
-        return states["deter"]
+            return rssm.observe_sequence(embedding, action, is_first, rssm.initial_state(16, DEVICE))[0]
 
     first, again = follow(), follow()
-    assert torch.equal(first, again)
+    assert all(torch.equal(first[key], again[key]) for key in first)
     monkeypatch.setattr(unroll, "whole_sequence_for", lambda shape, device: None)
-    apart = (first - follow()).abs()  # rounding differs; now and then it tips a choice, and rows part from there
-    assert apart[:, 0].max() < 0.02
-    assert apart.mean() < 0.02
+    looped = follow()
+    # Rounding differs; now and then it tips one of the 32 choices, and from there the two go different ways.
+    chose_alike = (first["stoch"] == looped["stoch"]).all(dim=-1)
+    has_parted = (~chose_alike).cumsum(dim=1) - (~chose_alike).long() > 0  # before this row
+    apart = (first["deter"] - looped["deter"]).abs().mean(dim=-1)
+    assert not has_parted[:, 0].any() and (~has_parted).sum() > 24
+    assert apart[~has_parted].max() < 0.02

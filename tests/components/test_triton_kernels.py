@@ -13,7 +13,8 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (torch.cuda.is_available() or IS_INTERPRETED):
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from rl_lab.components import plain_kernels, triton_kernels  # noqa: E402
+from rl_lab.components import image_kernels, plain_kernels, triton_kernels  # noqa: E402
+from rl_lab.components.image_stages import distance_to_image, draw_image  # noqa: E402
 
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
 BATCH, BLOCKS, WIDTH, GROUPS, CLASSES = 5, 3, 12, 4, 6
@@ -29,7 +30,7 @@ def draw() -> object:
 def both(name: str, arguments: list[Tensor | None], outputs: list[int], **constants: object) -> None:
     """Call both with copies of the arguments; those at `outputs` must end up equal, and so must what is returned."""
     results = []
-    for kernels in (plain_kernels, triton_kernels):
+    for kernels in (plain_kernels, triton_kernels if hasattr(triton_kernels, name) else image_kernels):
         given = [None if each is None else each.clone() for each in arguments]
         returned = getattr(kernels, name)(*given, **constants)
         found = [] if returned is None else list(returned) if isinstance(returned, tuple) else [returned]
@@ -102,3 +103,33 @@ def test_between_convolutions(draw, channels: int) -> None:  # type: ignore[no-u
     both("pool_norm_silu_backward", [large, bias, weight, small, large], [4], epsilon=1e-4)
     both("spread_norm_silu", [phases, bias, weight, large], [3], epsilon=1e-4)
     both("spread_norm_silu_backward", [phases, bias, weight, large, phases], [4], epsilon=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (700, 2, 12)])
+def test_the_total_of_what_programs_found(draw, shape: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
+    partial = draw(*shape)
+    torch.testing.assert_close(triton_kernels.total(partial), partial.sum(dim=0), rtol=1e-5, atol=1e-4)
+
+
+def test_pixels_are_centred_scaled_and_filled_up() -> None:
+    image = torch.tensor([0, 51, 255, 102, 204, 0], dtype=torch.uint8, device=DEVICE).view(1, 2, 1, 3)
+    filled = image_kernels.pixels(image, 8, torch.float32)
+    expected = torch.tensor([[-0.5, -0.3, 0.5], [-0.1, 0.3, -0.5]], device=DEVICE).view(1, 2, 1, 3)
+    torch.testing.assert_close(filled[..., :3], expected)
+    assert filled.shape == (1, 2, 1, 8) and not filled[..., 3:].any()
+
+
+@pytest.mark.parametrize(("channels", "filled"), [(3, 16), (2, 8), (1, 4), (9, 40)])
+def test_the_error_of_an_image_and_its_slopes(draw, channels: int, filled: int) -> None:  # type: ignore[no-untyped-def]
+    phases, bias = draw(5, 7, 11, filled), draw(channels)  # more pixels than one program holds at once
+    target = torch.randint(0, 256, (5, 14, 22, channels), dtype=torch.uint8, device=DEVICE)
+    weight = draw(5)
+    phases.requires_grad_()
+    bias.requires_grad_()
+    expected = distance_to_image(draw_image(phases, bias), target)
+    (expected * weight).sum().backward()
+    found = image_kernels.image_error(phases.detach(), bias.detach(), target)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
+    slopes = image_kernels.image_error_backward(phases.detach(), bias.detach(), target, weight)
+    torch.testing.assert_close(slopes[0], phases.grad, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(slopes[1], bias.grad, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rl_lab.components import fused, soft_losses
 from rl_lab.components.ensembles import EnsembleMLP
 from rl_lab.composition import compose
 from rl_lab.training import optimizer
+from rl_lab.training.capture import CapturedMethod, Packed
 from rl_lab.training.update_rules import UpdateRule
 from rl_lab.types import Batch
 from rl_lab.wiring import build
@@ -98,6 +100,49 @@ def test_a_captured_method_reads_nothing_back(case: str) -> None:
         assert all(method.calls >= UPDATES for method in watched)
     finally:
         trained.close()
+
+
+class Again:
+    """Replaying is running again into the same outputs; recording draws nothing."""
+
+    def warm_up(self, function: Callable[[], Packed]) -> Packed:
+        return function()
+
+    def capture(self, function: Callable[[], Packed]) -> tuple[Any, Packed]:
+        generator = torch.get_rng_state()
+        outputs = function()
+        torch.set_rng_state(generator)
+        return (function, outputs), outputs
+
+    def replay(self, graph: Any) -> None:
+        function, outputs = graph
+        new = function()
+        with torch.inference_mode():
+            for name, tensor in outputs.outputs.items():
+                tensor.copy_(new.outputs[name])
+
+
+@pytest.mark.parametrize("overrides", [[], ["environment.id=rl_lab/PointMass-v0"]], ids=["discrete", "continuous"])
+def test_a_dreamer_whose_answers_are_recorded_learns_the_same(overrides: list[str]) -> None:
+    """What one answer leaves in a recording must not reach the next but through the state that is handed on."""
+
+    def learnt(is_recorded: bool) -> list[Tensor]:
+        trained = build(compose("dreamer_v3_cartpole", [*SMALL, *overrides, "seed=3"]), run=None, quiet=True)
+        try:
+            workflow: Any = trained.agent.workflow
+            if is_recorded:
+                place = CapturedMethod(workflow.respond, place="respond", device=torch.device("cpu"), backend=Again())
+                workflow.respond = place
+            trained.orchestrator.interrupted = lambda: trained.housekeeping.counts.updates >= UPDATES
+            trained.housekeeping.save = lambda: None  # type: ignore[method-assign]
+            trained.orchestrator.run()
+            assert not is_recorded or any(each.graph is not None for each in place.recordings.values())
+            return [each.detach().clone() for each in workflow.actor.parameters()]
+        finally:
+            trained.close()
+
+    for expected, found in zip(learnt(False), learnt(True), strict=True):
+        assert torch.equal(expected, found)
 
 
 def test_the_watch_sees_what_it_should() -> None:

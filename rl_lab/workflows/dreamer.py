@@ -36,6 +36,7 @@ TERMS = {  # which optimiser each loss is for, where they are not all one
     "actor": ("policy", "entropy"),
     "critic": ("value", "replay_value"),
 }
+BEFORE = "before "  # marks what was before the row among its keys; no observation is called so
 
 
 class Actor(Protocol):
@@ -47,7 +48,7 @@ class Actor(Protocol):
 class Dreamer(LatentStateWorkflow):
     """A world model, and an actor and a critic that learn in it."""
 
-    captured = ("learn",)
+    captured = ("learn", "respond")
 
     def __init__(
         self,
@@ -126,11 +127,23 @@ class Dreamer(LatentStateWorkflow):
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         """`state` is the model's state and the action that followed it; is_first forgets both."""
-        with self.context.runtime.autocast():
-            state = self.observe(time_step, state, mode=mode)
-            policy = self.actor(self.dynamics.features(state), time_step.observation.get("action_mask"))
-        action = policy.mode() if mode == "eval" else policy.sample()
-        return self.answer(self.explore(action, mode=mode), state, mode=mode)
+        before = self.blank_state(time_step) if state is None else state
+        rows = {
+            **time_step.observation,
+            "is_first": time_step.is_first,
+            **{f"{BEFORE}{k}": v for k, v in before.items()},
+        }
+        after = self.respond(rows, {}, mode=mode)
+        return self.answer(after.pop("action"), after, mode=mode)
+
+    def respond(self, rows: Batch, numbers: Batch, *, mode: Mode) -> Batch:
+        """To a row `[N, ...]` and what was before it: the state after it, and the action."""
+        before = {key.removeprefix(BEFORE): value for key, value in rows.items() if key.startswith(BEFORE)}
+        with self.context.runtime.autocast(), torch.no_grad():
+            state = self.observe(rows, rows["is_first"], before, mode=mode)
+            policy = self.actor(self.dynamics.features(state), rows.get("action_mask"))
+            action = policy.mode() if mode == "eval" else policy.sample()
+            return {**state, "action": self.explore(action, mode=mode)}
 
     # --- learning ---
 

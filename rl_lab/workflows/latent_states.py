@@ -68,13 +68,10 @@ class LatentStateWorkflow(WorldModelWorkflow):
         action = torch.zeros(count, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
         return {**self.dynamics.initial_state(count, device), "action": action}
 
-    def observe(self, time_step: TimeStep, state: Any, *, mode: Mode) -> Batch:
+    def observe(self, observation: Batch, is_first: Tensor, before: Batch, *, mode: Mode) -> Batch:
         """The model's state after a row; is_first forgets what was before. In evaluations the likeliest one."""
-        before = self.blank_state(time_step) if state is None else state
-        embedding = self.encoder(time_step.observation)
-        after, _ = self.dynamics.observe(
-            embedding, before["action"], before, time_step.is_first, deterministic=mode == "eval"
-        )
+        embedding = self.encoder(observation)
+        after, _ = self.dynamics.observe(embedding, before["action"], before, is_first, deterministic=mode == "eval")
         return after
 
     def explore(self, action: Tensor, *, mode: Mode) -> Tensor:

@@ -67,8 +67,9 @@ class PlaNet(LatentStateWorkflow):
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         """`state` is the model's state and the action that followed it; is_first forgets both."""
+        before = self.blank_state(time_step) if state is None else state
         with self.context.runtime.autocast():
-            state = self.observe(time_step, state, mode=mode)
+            state = self.observe(time_step.observation, time_step.is_first, before, mode=mode)
         return self.answer(self.explore(self.plan(state, {})["action"], mode=mode), state, mode=mode)
 
     def plan(self, batch: Batch, numbers: Batch) -> Batch:

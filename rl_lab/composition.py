@@ -479,7 +479,7 @@ def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir
     order = [("", "config"), *reversed(choices.items())]  # Hydra lists the last to speak first
     if choices.get("task", "none") != "none":
         picked.append(f"environment={choices['environment']}")  # a task replaces the experiment's own
-    for group, option in sorted(order, key=lambda choice: f"{choice[0]}={choice[1]}" in picked):
+    for group, option in sorted(order, key=lambda choice: (choice[0] == "small", "=".join(choice) in picked)):
         if group == "experiment":
             yield from reversed(list(experiment_files(option, config_dir)))
         elif (file := find(f"{group}/{option}.yaml".lstrip("/"), config_dir)) is not None:

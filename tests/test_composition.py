@@ -164,6 +164,16 @@ def test_an_experiments_choice_speaks_before_those_of_the_experiment_it_builds_o
     assert chosen == compose("mine", config_dir=tmp_path)["buffers"]["replay"]
 
 
+@pytest.mark.parametrize("experiment", ["planet_pendulum", "dreamer_v1", "dreamer_v2", "dreamer_v3_cartpole"])
+def test_a_preset_may_speak_of_one_algorithm_alone(experiment: str) -> None:
+    def batch(*words: str) -> int:
+        return int(compose(experiment, words)["buffers"]["replay"]["batch_size"])
+
+    assert batch() > batch("preset=debug") == 4
+    assert batch("preset=debug", "buffers.replay.batch_size=6") == 6
+    assert explain("buffers.replay.batch_size", experiment, ["preset=debug"]).source.startswith("small/debug_")
+
+
 def test_a_task_replaces_the_environment_of_the_experiment_and_the_command_line_that_of_the_task() -> None:
     environment = compose("dreamer_v3", ["task=dmc_vision", "preset=debug"])["environment"]
     assert (environment["id"], environment["kwargs"]["observation"]) == ("dmc/walker_walk", "pixels")

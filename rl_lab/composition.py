@@ -10,7 +10,6 @@ import copy
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,18 +30,18 @@ from omegaconf.errors import OmegaConfBaseException
 from rl_lab.config_files import (
     PACKAGE_CONFIGS,
     TRAIN_RATIO,
-    USER_CONFIGS,
     Config,
     config_directories,
+    documented_keys,
     experiment_files,
     find,
+    leave_out_absent_parts,
     paths_of,
     read,
     spread_train_ratio,
     value_at,
 )
 from rl_lab.types import ConfigError, Phase, did_you_mean
-from rl_lab.utils.yaml_comments import comments_of_keys
 
 DEFAULT_EXPERIMENT = "ppo_cartpole"
 PHASES = "training.phases"
@@ -97,6 +96,7 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
         composed = _compose([*head, *(str(item.input_line) for item in values)], config_dir)
     _keep_chosen_environment(composed, parsed, config_dir)
     config = _plain(composed, resolve=True)
+    leave_out_absent_parts(config, _named(parsed).get("preset", "none"), config_dir)
     _forget_replaced_choices(config, chosen, parsed, config_dir)
     _start_replaced_blocks_afresh(config, chosen, parsed, config_dir)
     _refuse_choices_in_vain(config, parsed, config_dir)
@@ -137,13 +137,17 @@ def split_sweep(overrides: Sequence[str]) -> list[list[str]]:
     return [list(combination) for combination in product(*choices)]
 
 
+def _named(overrides: Sequence[Override]) -> dict[str, str]:
+    return {str(item.key_or_group): str(item.value()) for item in overrides}
+
+
 def to_yaml(config: Config) -> str:
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _keep_chosen_environment(composed: Any, overrides: Sequence[Override], config_dir: Path | None) -> None:
     """An environment chosen by name, or by a task, replaces the experiment's own; how many run is up to the rest."""
-    chosen = {str(item.key_or_group): str(item.value()) for item in overrides}
+    chosen = _named(overrides)
     task = chosen.get("task", "none")
     if "environment" in chosen or task != "none":
         roots = ("environment", "task", "preset")
@@ -165,7 +169,7 @@ def _forget_replaced_choices(
     config: Config, experiment: str | None, overrides: Sequence[Override], config_dir: Path | None
 ) -> None:
     """The keys of a choice that the command line replaced go with it: no range of returns without a distribution."""
-    named = {str(item.key_or_group): str(item.value()) for item in overrides}
+    named = _named(overrides)
     files = [read(file) for file in experiment_files(experiment, config_dir)]  # what it builds on comes after it
     entries = [entry for file in reversed(files) for entry in file.get("defaults", []) if isinstance(entry, dict)]
     own = {group: option for entry in entries for group, option in entry.items()}
@@ -189,7 +193,7 @@ def _start_replaced_blocks_afresh(
 
     The keys of the old class are not those of the new one.
     """
-    chosen = {str(item.key_or_group): str(item.value()) for item in overrides}
+    chosen = _named(overrides)
     files: list[Path | None] = [*experiment_files(experiment, config_dir)]
     files += [find(f"{group}/{chosen[group]}.yaml", config_dir) for group in LATE_GROUPS if group in chosen]
     named = {path for file in files if file is not None for path in paths_of(read(file))}
@@ -203,7 +207,7 @@ def _start_replaced_blocks_afresh(
 
 def _refuse_choices_in_vain(config: Config, overrides: Sequence[Override], config_dir: Path | None) -> None:
     """A part chosen by name whose class is replaced by the experiment's own, which speaks later, would not be there."""
-    named = {str(item.key_or_group): str(item.value()) for item in overrides}
+    named = _named(overrides)
     for group in [group for group in PART_GROUPS if group in named]:
         chosen = read(Path(f"{find(f'{group}/{named[group]}.yaml', config_dir)}"))
         for path in [path for path in paths_of(chosen) if path.endswith("._target_") and path not in named]:
@@ -479,7 +483,9 @@ def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir
     order = [("", "config"), *reversed(choices.items())]  # Hydra lists the last to speak first
     if choices.get("task", "none") != "none":
         picked.append(f"environment={choices['environment']}")  # a task replaces the experiment's own
-    for group, option in sorted(order, key=lambda choice: (choice[0] == "small", "=".join(choice) in picked)):
+    for group, option in sorted(
+        order, key=lambda choice: (choice[0] == "preset_for", f"{choice[0]}={choice[1]}" in picked)
+    ):
         if group == "experiment":
             yield from reversed(list(experiment_files(option, config_dir)))
         elif (file := find(f"{group}/{option}.yaml".lstrip("/"), config_dir)) is not None:
@@ -487,14 +493,3 @@ def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir
                 if isinstance(entry, str) and entry.endswith("@_here_"):
                     yield Path(f"{find(entry[1:].removesuffix('@_here_') + '.yaml', config_dir)}")
             yield file
-
-
-@cache
-def documented_keys(file: Path) -> dict[str, str]:
-    """Every key a YAML file sets, as its path in the whole config, with the comment beside or above it."""
-    lines = file.read_text().splitlines()
-    package = next((line.split("@package", 1)[1].strip() for line in lines[:3] if "@package" in line), None)
-    prefix = file.parent.name if package is None else "" if package == "_global_" else package
-    if file.parent in (PACKAGE_CONFIGS, USER_CONFIGS.resolve()) or file.name == "config.yaml":
-        prefix = ""
-    return comments_of_keys(lines, prefix)

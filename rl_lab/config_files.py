@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rl_lab.types import ConfigError
+from rl_lab.utils.yaml_comments import comments_of_keys
 
 Config = dict[str, Any]
 PACKAGE_CONFIGS = Path(__file__).parent / "configs"
@@ -86,3 +88,24 @@ def spread_train_ratio(config: Config, *, is_asked_for: bool) -> None:
         )
     for phase in phases if ratio is not None else ():
         phase["updates_per_step"] = ratio
+
+
+def leave_out_absent_parts(config: Config, preset: str, config_dir: Path | None) -> None:
+    """What a preset says of one algorithm's part does not bring it back where an experiment does without (`null`)."""
+    for directory in config_directories(config_dir):
+        for file in directory.glob(f"preset_for/{preset}_*.yaml"):
+            for kind, part in [path.split(".") for path in paths_of(read(file)) if path.count(".") == 1]:
+                block = value_at(config, f"{kind}.{part}")
+                if kind in ("controllers", "buffers") and isinstance(block, dict) and "_target_" not in block:
+                    config[kind][part] = None
+
+
+@cache
+def documented_keys(file: Path) -> dict[str, str]:
+    """Every key a YAML file sets, as its path in the whole config, with the comment beside or above it."""
+    lines = file.read_text().splitlines()
+    package = next((line.split("@package", 1)[1].strip() for line in lines[:3] if "@package" in line), None)
+    prefix = file.parent.name if package is None else "" if package == "_global_" else package
+    if file.parent in (PACKAGE_CONFIGS, USER_CONFIGS.resolve()) or file.name == "config.yaml":
+        prefix = ""
+    return comments_of_keys(lines, prefix)

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "types": (),
     "utils": (),
     "configs": (),
-    "config_files": ("types",),
+    "config_files": ("types", "utils"),
     "composition": ("config_files", "types", "utils"),
     "collection": ("environments.base", "types", "utils"),
     "workflows": ("components", "training", "types"),

@@ -11,13 +11,12 @@ import yaml
 from rl_lab.composition import (
     apply_overrides,
     compose,
-    documented_keys,
     explain,
     list_experiments,
     split_sweep,
     to_yaml,
 )
-from rl_lab.config_files import from_yaml
+from rl_lab.config_files import documented_keys, from_yaml
 from rl_lab.types import ConfigError
 
 
@@ -171,7 +170,13 @@ def test_a_preset_may_speak_of_one_algorithm_alone(experiment: str) -> None:
 
     assert batch() > batch("preset=debug") == 4
     assert batch("preset=debug", "buffers.replay.batch_size=6") == 6
-    assert explain("buffers.replay.batch_size", experiment, ["preset=debug"]).source.startswith("small/debug_")
+    assert explain("buffers.replay.batch_size", experiment, ["preset=debug"]).source.startswith("preset_for/debug_")
+
+
+def test_a_preset_does_not_bring_back_a_part_that_an_experiment_does_without(user_configs: Path) -> None:
+    text = "# @package _global_\ndefaults:\n  - override /algorithm: dreamer\nbuffers: {replay: null}\n"
+    write(user_configs / "experiment" / "offline.yaml", text)
+    assert compose("offline", ["preset=debug"], config_dir=user_configs)["buffers"]["replay"] is None
 
 
 def test_a_task_replaces_the_environment_of_the_experiment_and_the_command_line_that_of_the_task() -> None:

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from rl_lab.api import collect, train
-from rl_lab.composition import compose, documented_keys, list_experiments
-from rl_lab.config_files import PACKAGE_CONFIGS
+from rl_lab.composition import compose, list_experiments
+from rl_lab.config_files import PACKAGE_CONFIGS, documented_keys
 from rl_lab.construction import resolve_target
 from rl_lab.environments.factory import make_environment
 from rl_lab.orchestration.stopping import StopRules

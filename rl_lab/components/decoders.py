@@ -94,7 +94,7 @@ class ObservationDecoder(nn.Module):
                 error = (output - (symlog(target) if self._squashes(spec) else target)).square()
                 losses.append(error.sum(dim=-1))
         if self.image_keys:
-            seen = [observation[key].flatten(0, -4) for key in self.image_keys]
+            seen = [observation[key].reshape(-1, *self.specs[key].shape) for key in self.image_keys]
             target = seen[0] if len(seen) == 1 else torch.cat(seen, dim=-1)
             errors = self.image_network.error(features.reshape(-1, features.shape[-1]), target)
             losses.append(errors.view(features.shape[:-1]))

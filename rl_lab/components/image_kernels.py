@@ -14,23 +14,24 @@ from rl_lab.components.triton_kernels import MOST_PROGRAMS, total
 
 
 @triton.jit
-def _pixels(image, out, pixels, CHANNELS: tl.constexpr, FILLED: tl.constexpr, PIXELS: tl.constexpr):
+def _pixels(
+    image, out, pixels, CHANNELS: tl.constexpr, FILLED: tl.constexpr, BLOCK: tl.constexpr, PIXELS: tl.constexpr
+):
     pixel = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
-    channel = tl.arange(0, FILLED)
+    channel = tl.arange(0, BLOCK)
     inside = (pixel < pixels)[:, None] & (channel < CHANNELS)[None, :]
     x = tl.load(image + pixel[:, None] * CHANNELS + channel[None, :], mask=inside, other=0).to(tl.float32)
     x = tl.where(inside, x * (1.0 / 255.0) - 0.5, 0.0)
-    tl.store(out + pixel[:, None] * FILLED + channel[None, :], x, mask=(pixel < pixels)[:, None])
+    is_here = (pixel < pixels)[:, None] & (channel < FILLED)[None, :]
+    tl.store(out + pixel[:, None] * FILLED + channel[None, :], x, mask=is_here)
 
 
 def pixels(image: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
     """uint8 images `[..., C]`, centred and scaled to -0.5..0.5, with channels of zeros up to `channels`."""
     out = torch.empty(*image.shape[:-1], channels, dtype=dtype, device=image.device)
-    count, filled = out.numel() // channels, triton.next_power_of_2(channels)
-    assert filled == channels, "channels are a power of two"
-    _pixels[(triton.cdiv(count, 512),)](
-        image.contiguous(), out, count, CHANNELS=image.shape[-1], FILLED=channels, PIXELS=512
-    )
+    count = out.numel() // channels
+    sizes = {"CHANNELS": image.shape[-1], "FILLED": channels, "BLOCK": triton.next_power_of_2(channels), "PIXELS": 512}
+    _pixels[(triton.cdiv(count, 512),)](image.contiguous(), out, count, **sizes)
     return out
 
 

@@ -2,6 +2,7 @@
 
      pool_norm_silu      [N, 2h, 2w, C]     -> [N, h, w, C]      2x2 maximum, bias, RMS norm over the channels, SiLU
      spread_norm_silu    [N, h, w, 2, 2, C] -> [N, 2h, 2w, C]    four phases to their places, bias, RMS norm, SiLU
+     image_error         [N, h, w, 2, 2, C] -> [N]               the last phases as an image, against the one seen
 
 and the convolution that makes those phases:
 
@@ -65,12 +66,12 @@ class _Stage(Function):
 
 def phase_weights(weight: Tensor) -> Tensor:
     """A kernel `[O, I, K, K]` for doubled images (K odd) as one `[4 * O, I, k, k]` for the small ones."""
-    places = _places(weight.shape[-1], weight.device).to(weight.dtype)
+    places = _rows_of_taps(weight.shape[-1], weight.device).to(weight.dtype)
     return torch.einsum("apk,bql,oikl->aboipq", places, places, weight).flatten(0, 2)
 
 
 @cache
-def _places(taps: int, device: torch.device) -> Tensor:
+def _rows_of_taps(taps: int, device: torch.device) -> Tensor:
     """`[2, k, taps]`: for an even and an odd place, which row of the small image each tap falls on."""
     reach = taps // 2
     low = -((reach + 1) // 2)  # the first small row that an even place sees
@@ -107,6 +108,7 @@ def draw_image(filled: Tensor, bias: Tensor) -> Tensor:
 def image_error(filled: Tensor, bias: Tensor, target: Tensor) -> Tensor:
     """The squared distances `[N]` between the sigmoid of the image drawn so and uint8 images `[N, 2h, 2w, O]` on the
     scale 0..1, summed over everything."""
+    assert target.shape == (len(filled), 2 * filled.shape[1], 2 * filled.shape[2], len(bias)), target.shape
     if filled.is_cuda:
         return _ImageError.apply(filled.contiguous(), bias, target.contiguous())  # type: ignore[no-untyped-call]
     return distance_to_image(draw_image(filled, bias), target)
@@ -144,13 +146,13 @@ def convolution_of_images(image: Tensor, weight: Tensor) -> Tensor:
     with others that the kernel ignores.
     """
     kernel = _filled_up(weight, axis=1)
-    if image.is_cuda and kernel.shape[1] == CHANNELS_AT_ONCE:
+    if image.is_cuda:
         from rl_lab.components import image_kernels
 
         low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
-        pixels = image_kernels.pixels(image, CHANNELS_AT_ONCE, low)
+        pixels = image_kernels.pixels(image, kernel.shape[1], low)
     else:
-        pixels = F.pad(image, (0, kernel.shape[1] - image.shape[-1])).to(torch.float32) * (1.0 / 255.0) - 0.5
+        pixels = image.to(torch.float32) * (1.0 / 255.0) - 0.5
     return F.conv2d(pixels.permute(0, 3, 1, 2), kernel, padding=weight.shape[-1] // 2).permute(0, 2, 3, 1)
 
 

@@ -1,11 +1,11 @@
-"""Whole updates as CUDA graphs: recorded once, replayed with one launch instead of hundreds.
+"""Whole updates, and answers of a policy, as CUDA graphs: recorded once, replayed with one launch instead of hundreds.
 
     call 1, 2, 3    eager on a side stream: real updates on real data that also start up the libraries
     call 4          records the method (nothing runs yet), then replays it: the fourth update
     call 5 …        copy batch and numbers into the recording's own tensors, replay, copy the outputs out
 
-One recording per set of choices and shapes. What a recording cannot see is Python: a method that is captured reads
-nothing back, decides nothing by data and counts nothing in Python.
+One recording per set of choices and shapes, up to a number; whatever comes beyond it runs eagerly. What a recording
+cannot see is Python: a method that is captured reads nothing back, decides nothing by data and counts nothing in Python.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from rl_lab.types import Batch, ConfigError
 
 WARM_UP_CALLS = 3  # as torch's own guide: libraries choose and cache their kernels in the first calls
+MOST_RECORDINGS = 16  # per method: each holds memory of its own, and a policy may be asked with any number of rows
 Result = TypeVar("Result")
 
 
@@ -125,6 +126,9 @@ class CapturedMethod:
         shapes = tuple([(value.shape, value.dtype) for value in values])
         key = (tuple(batch), tuple(numbers), shapes, tuple(sorted(choices.items())))
         recording = self.recordings.get(key)
+        if recording is None and len(self.recordings) == MOST_RECORDINGS:
+            told = ({name: value.to(self.device) for name, value in each.items()} for each in (batch, numbers))
+            return self._pack(self.method(*told, **choices)).copied()
         if recording is None:
             recording = self.recordings[key] = self._begin(batch, numbers, choices)
         with torch.no_grad():

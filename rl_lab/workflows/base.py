@@ -41,7 +41,7 @@ class Workflow(ABC):
     """
 
     compiled: ClassVar[tuple[str, ...]] = ()  # pure methods the runtime may compile
-    captured: ClassVar[tuple[str, ...]] = ()  # `(batch, numbers, **choices) -> outputs`: whole updates, for CUDA graphs
+    captured: ClassVar[tuple[str, ...]] = ()  # `(batch, numbers, **choices) -> outputs`: what a CUDA graph may hold
     extra_bytes_per_row: int = 0  # what `act` keeps with each row of an environment: for the prediction of memory
     phase_options: ClassVar[tuple[str, ...]] = ()  # keys a phase may set under `options:`
     is_on_policy: ClassVar[bool] = False  # learns only from what its own policy did

@@ -36,7 +36,7 @@ TERMS = {  # which optimiser each loss is for, where they are not all one
     "actor": ("policy", "entropy"),
     "critic": ("value", "replay_value"),
 }
-BEFORE = "before "  # marks what was before the row among its keys; no observation is called so
+SEEN, BEFORE = "seen ", "before "  # mark, in one dictionary, what a row shows and the state that it follows
 
 
 class Actor(Protocol):
@@ -128,20 +128,16 @@ class Dreamer(LatentStateWorkflow):
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         """`state` is the model's state and the action that followed it; is_first forgets both."""
         before = self.blank_state(time_step) if state is None else state
-        rows = {
-            **time_step.observation,
-            "is_first": time_step.is_first,
-            **{f"{BEFORE}{k}": v for k, v in before.items()},
-        }
+        rows = marked(SEEN, time_step.observation) | marked(BEFORE, before) | {"is_first": time_step.is_first}
         after = self.respond(rows, {}, mode=mode)
         return self.answer(after.pop("action"), after, mode=mode)
 
     def respond(self, rows: Batch, numbers: Batch, *, mode: Mode) -> Batch:
         """To a row `[N, ...]` and what was before it: the state after it, and the action."""
-        before = {key.removeprefix(BEFORE): value for key, value in rows.items() if key.startswith(BEFORE)}
+        observation, before = those_marked(SEEN, rows), those_marked(BEFORE, rows)
         with self.context.runtime.autocast(), torch.no_grad():
-            state = self.observe(rows, rows["is_first"], before, mode=mode)
-            policy = self.actor(self.dynamics.features(state), rows.get("action_mask"))
+            state = self.observe(observation, rows["is_first"], before, mode=mode)
+            policy = self.actor(self.dynamics.features(state), observation.get("action_mask"))
             action = policy.mode() if mode == "eval" else policy.sample()
             return {**state, "action": self.explore(action, mode=mode)}
 
@@ -290,3 +286,11 @@ class Dreamer(LatentStateWorkflow):
             heads = {"reward": self.reward_head, "continue": self.continue_head, "value": self.critic}
             numbers = {name: head(features).mean() for name, head in heads.items()}
             return {**self.decoder.reconstruct(features), **states, **numbers, "action": action}
+
+
+def marked(mark: str, rows: Batch) -> Batch:
+    return {f"{mark}{key}": value for key, value in rows.items()}
+
+
+def those_marked(mark: str, rows: Batch) -> Batch:
+    return {key.removeprefix(mark): value for key, value in rows.items() if key.startswith(mark)}

@@ -10,6 +10,7 @@ from torch import Tensor
 from rl_lab.components.decoders import DoublingCNN
 from rl_lab.components.image_stages import (
     doubling_convolution,
+    image_error,
     phase_weights,
     pool_norm_silu,
     spread,
@@ -95,3 +96,12 @@ def test_encoder_and_decoder_by_stages_equal_themselves_layer_by_layer() -> None
         found = network(inputs)
         network.is_standard = False
         assert_same(found, network(inputs), list(network.parameters()))
+
+
+def test_an_image_is_measured_against_one_of_its_own_size() -> None:
+    phases, bias = torch.zeros(2, 3, 4, 12), torch.zeros(3)
+    seen = torch.full((2, 6, 8, 3), 255, dtype=torch.uint8)
+    assert image_error(phases, bias, seen).tolist() == [0.25 * 6 * 8 * 3] * 2  # sigmoid(0) is half of 255
+    for other in (seen[:1], seen[:, :4], seen[..., :1]):
+        with pytest.raises(AssertionError):
+            image_error(phases, bias, other)

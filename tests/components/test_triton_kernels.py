@@ -111,12 +111,13 @@ def test_the_total_of_what_programs_found(draw, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(triton_kernels.total(partial), partial.sum(dim=0), rtol=1e-5, atol=1e-4)
 
 
-def test_pixels_are_centred_scaled_and_filled_up() -> None:
+@pytest.mark.parametrize("channels", [8, 24])
+def test_pixels_are_centred_scaled_and_filled_up(channels: int) -> None:
     image = torch.tensor([0, 51, 255, 102, 204, 0], dtype=torch.uint8, device=DEVICE).view(1, 2, 1, 3)
-    filled = image_kernels.pixels(image, 8, torch.float32)
+    filled = image_kernels.pixels(image, channels, torch.float32)
     expected = torch.tensor([[-0.5, -0.3, 0.5], [-0.1, 0.3, -0.5]], device=DEVICE).view(1, 2, 1, 3)
     torch.testing.assert_close(filled[..., :3], expected)
-    assert filled.shape == (1, 2, 1, 8) and not filled[..., 3:].any()
+    assert filled.shape == (1, 2, 1, channels) and not filled[..., 3:].any()
 
 
 @pytest.mark.parametrize(("channels", "filled"), [(3, 16), (2, 8), (1, 4), (9, 40)])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rl_lab.training import optimizer as optimizer_module
 from rl_lab.training import runtime as runtime_module
-from rl_lab.training.capture import WARM_UP_CALLS, CapturedMethod, CudaGraphs, Packed
+from rl_lab.training.capture import MOST_RECORDINGS, WARM_UP_CALLS, CapturedMethod, CudaGraphs, Packed
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
 from rl_lab.training.update_rules import UpdateRule
@@ -145,6 +145,15 @@ def test_each_choice_and_each_shape_is_recorded_apart() -> None:
     assert len(learner.learn.recordings) == 3
     taught(learner, runtime, updates=1)
     assert backend.log[-1] == "replay"
+
+
+def test_beyond_a_number_of_shapes_nothing_more_is_recorded() -> None:
+    backend = AgainBackend()
+    method = CapturedMethod(lambda batch, numbers: {"sum": batch["x"].sum()}, place="sum", device=CPU, backend=backend)
+    for size in range(1, MOST_RECORDINGS + 4):
+        for _ in range(WARM_UP_CALLS + 2):
+            assert float(method({"x": torch.ones(size)}, {})["sum"]) == size
+    assert len(method.recordings) == MOST_RECORDINGS == backend.log.count("capture")
 
 
 def test_outputs_are_not_overwritten_by_the_next_replay() -> None:

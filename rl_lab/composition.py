@@ -45,8 +45,8 @@ from rl_lab.types import ConfigError, Phase, did_you_mean
 
 DEFAULT_EXPERIMENT = "ppo_cartpole"
 PHASES = "training.phases"
-LATE_GROUPS = ("memory", "task", "preset")  # whose files may name another class for a block
-PART_GROUPS = ("memory", "q_values", "replay")  # of which an experiment may have made its own choice
+LATE_GROUPS = ("memory", "decoder", "task", "preset")  # whose files may name another class for a block
+PART_GROUPS = ("memory", "q_values", "replay", "decoder")  # of which an experiment may have made its own choice
 HYDRA_FUNCTIONS = create_functions().functions  # choice(...), range(...), int(...), and so on
 
 
@@ -195,6 +195,9 @@ def _start_replaced_blocks_afresh(
     """
     chosen = _named(overrides)
     files: list[Path | None] = [*experiment_files(experiment, config_dir)]
+    entries = [entry for file in files if file for entry in read(file).get("defaults", []) if isinstance(entry, dict)]
+    own = {key.removeprefix("override /"): str(option) for entry in reversed(entries) for key, option in entry.items()}
+    chosen = own | chosen
     files += [find(f"{group}/{chosen[group]}.yaml", config_dir) for group in LATE_GROUPS if group in chosen]
     named = {path for file in files if file is not None for path in paths_of(read(file))}
     named |= {str(item.key_or_group) for item in overrides}

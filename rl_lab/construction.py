@@ -20,7 +20,7 @@ from rl_lab.types import ConfigError, did_you_mean
 OWN_PACKAGES = ("rl_lab", "torch")
 TORCH_HOMES = ("torch.nn.", "torch.optim.")
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Schedule: "a schedule"}
-INPUT_KEY = "input"  # `input: encoder` hands the named part's output_size to `input_size`
+PART_KEYS = {"input": "input_size", "target": "target_size"}  # `input: encoder` hands that part's output_size over
 
 
 def import_plugins(plugins: Sequence[str]) -> None:
@@ -107,12 +107,12 @@ def call_checked(
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     arguments = {name: value for name, value in (injected or {}).items() if name in parameters}
     settable = [name for name in parameters if name not in arguments]
-    takes_input = "input_size" in parameters
+    named = {key: size for key, size in PART_KEYS.items() if size in parameters}
     for key, value in given.items():
-        if key == INPUT_KEY and takes_input:
-            arguments["input_size"] = _output_size(value, parts or {}, place)
+        if key in named:
+            arguments[named[key]] = _output_size(value, parts or {}, f"{place}.{key}")
         elif key not in settable:
-            allowed = [*([INPUT_KEY] if takes_input else []), *settable]
+            allowed = [*named, *settable]
             raise ConfigError(
                 f"{place}.{key} is not a setting of {_name(target)}.{did_you_mean(key, allowed)} "
                 f"Allowed: {', '.join(allowed) or 'nothing'}."
@@ -123,7 +123,7 @@ def call_checked(
             arguments[key] = checked_value(value, hints.get(key, Any), place=f"{place}.{key}")
     missing = [name for name, p in parameters.items() if p.default is p.empty and name not in arguments]
     if missing:
-        wanted = INPUT_KEY if missing[0] == "input_size" else missing[0]
+        wanted = next((key for key, size in named.items() if size == missing[0]), missing[0])
         raise ConfigError(f"{place} lacks '{wanted}', which {_name(target)} needs.")
     return target(**arguments)
 
@@ -211,12 +211,12 @@ def _output_size(name: Any, parts: Mapping[str, Any], place: str) -> int:
         name = next((candidate for candidate in name if candidate in parts), name[-1] if name else "[]")
     if name not in parts:
         raise ConfigError(
-            f"{place}.{INPUT_KEY} is '{name}', which is no component built before it."
+            f"{place} is '{name}', which is no component built before it."
             f"{did_you_mean(str(name), parts)} There are: {', '.join(parts) or 'none'}."
         )
     size = getattr(parts[name], "output_size", None)
     if not isinstance(size, int):
-        raise ConfigError(f"{place}.{INPUT_KEY} is '{name}', a {type(parts[name]).__name__} without an output_size.")
+        raise ConfigError(f"{place} is '{name}', a {type(parts[name]).__name__} without an output_size.")
     return size
 
 

@@ -24,7 +24,7 @@ from rl_lab.buffers.budget import predict
 from rl_lab.buffers.row_log import KeepsFiles
 from rl_lab.collection.collector import Collector
 from rl_lab.collection.evaluator import Evaluator
-from rl_lab.construction import call_checked, construct, import_plugins
+from rl_lab.construction import PART_KEYS, call_checked, construct, import_plugins
 from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
 from rl_lab.metrics.logger import MetricLogger
@@ -127,8 +127,8 @@ def _in_build_order(blocks: Mapping[str, Any]) -> list[str]:
 
 
 def _inputs(block: Mapping[str, Any]) -> set[str]:
-    named = block.get("input", ()) if isinstance(block, Mapping) else ()
-    return set(named) if isinstance(named, list | tuple) else {str(named)}
+    named = [block[key] for key in PART_KEYS if key in block] if isinstance(block, Mapping) else []
+    return {str(name) for each in named for name in (each if isinstance(each, list | tuple) else [each])}
 
 
 def _build_optimizer(name: str, block: Mapping[str, Any], built: Mapping[str, Any], runtime: Runtime) -> Optimizer:

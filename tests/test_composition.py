@@ -173,6 +173,17 @@ def test_a_preset_may_speak_of_one_algorithm_alone(experiment: str) -> None:
     assert explain("buffers.replay.batch_size", experiment, ["preset=debug"]).source.startswith("preset_for/debug_")
 
 
+@pytest.mark.parametrize("experiment", ["dreamer_v1", "dreamer_v2", "dreamer_v3", "planet"])
+def test_a_decoder_chosen_by_name_replaces_the_whole_block(experiment: str, user_configs: Path) -> None:
+    text = f"# @package _global_\ndefaults:\n  - {experiment}\n  - override /decoder: barlow\n"
+    write(user_configs / "experiment" / "twins.yaml", text)
+    for config in (compose(experiment, ["decoder=barlow"]), compose("twins")):
+        assert config["components"]["decoder"].keys() == {"_target_", "input", "target", "redundancy"}
+        assert config["algorithm"]["loss_scales"]["reconstruction"] == 0.05
+    changed = compose(experiment, ["decoder=barlow", "components.decoder.redundancy=0.1"])
+    assert changed["components"]["decoder"]["redundancy"] == 0.1
+
+
 def test_a_preset_does_not_bring_back_a_part_that_an_experiment_does_without(user_configs: Path) -> None:
     text = "# @package _global_\ndefaults:\n  - override /algorithm: dreamer\nbuffers: {replay: null}\n"
     write(user_configs / "experiment" / "offline.yaml", text)

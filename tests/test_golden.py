@@ -36,6 +36,7 @@ DREAMER = [
     "training.phases.train.updates_per_step=0.05",
     "training.phases.train.duration_cycles=3",
 ]
+DECODER_FREE = [word for word in DREAMER if not word.startswith("components.decoder.")]
 OLDER_DREAMER = [
     "algorithm.horizon=4",
     "components.dynamics.deter=16",
@@ -71,6 +72,9 @@ CASES = {
     "dreamer_v2": ["dreamer_v2", *OLDER_DREAMER, "components.dynamics.latent.classes=4"],
     "dreamer_v3": ["rl_lab/Corridor-v0:dreamer", *DREAMER],
     "dreamer_v3_continuous": ["rl_lab/PointMass-v0:dreamer", *DREAMER],
+    "dreamer_v3_infonce": ["rl_lab/Corridor-v0:dreamer", "decoder=infonce", *DECODER_FREE],
+    "dreamer_v3_barlow": ["rl_lab/PixelCatch-v0:dreamer", "decoder=barlow", *DECODER_FREE],
+    "dreamer_v2_both": ["dreamer_v2", "algorithm.policy_gradient=both", *OLDER_DREAMER],
     "dreamer_v3_pixels": ["rl_lab/PixelCatch-v0:dreamer", *DREAMER],
     "planet": ["rl_lab/PointMass-v0:planet", *TINY_PLANET, *DREAMER[-6:]],
     "sac_pixels": ["sac_pixels", "buffers.replay.batch_size=16", *SAC],

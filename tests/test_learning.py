@@ -119,6 +119,13 @@ def test_dreamer_learns_in_its_dreams() -> None:
     assert score("rl_lab/Corridor-v0:dreamer", *TINY_DREAMER, *short_sighted, steps(1_200)) > 0.9
 
 
+@pytest.mark.parametrize("decoder", ["infonce", "barlow"])
+def test_dreamer_learns_without_a_decoder(decoder: str) -> None:
+    tiny = [word for word in TINY_DREAMER if not word.startswith("components.decoder.")]
+    short_sighted = ["algorithm.discount=0.95", "algorithm.horizon=5"]
+    assert score("rl_lab/Corridor-v0:dreamer", f"decoder={decoder}", *tiny, *short_sighted, steps(1_000)) > 0.9
+
+
 def test_dreamer_remembers_what_it_saw() -> None:
     """The cue is gone when it is asked for, one step later: who forgets it is right half of the time."""
     small = [

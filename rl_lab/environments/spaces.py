@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rl_lab.types import ROW_KEYS, ArraySpec, ConfigError
+from rl_lab.types import MODEL_KEYS, ROW_KEYS, ArraySpec, ConfigError
 
 Path = tuple[str | int, ...]
 MASK_KEY = "action_mask"
@@ -143,7 +143,7 @@ def _key(path: Path, space: spaces.Space) -> str:
             return "image" if _is_image(space) else "vector"
         return "discrete"
     name = ".".join(f"item_{step}" if isinstance(step, int) else step for step in path)
-    return f"observation.{name}" if name in ROW_KEYS else name
+    return f"observation.{name}" if name in (*ROW_KEYS, *MODEL_KEYS) else name
 
 
 def _is_text(space: spaces.Space) -> bool:

@@ -5,7 +5,7 @@
     call 5 …        copy batch and numbers into the recording's own tensors, replay, copy the outputs out
 
 One recording per set of choices and shapes, up to a number; whatever comes beyond it runs eagerly. What a recording
-cannot see is Python: a method that is captured reads nothing back, decides nothing by data and counts nothing in Python.
+cannot see is Python: a method that is captured reads nothing back, decides nothing by data and counts nothing there.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class Dreamer(LatentStateWorkflow):
         free_nats: float = 1.0,
         free_nats_on_average: bool = False,
         exploration_noise: float = 0.0,
-        policy_gradient: Literal["reinforce", "dynamics"] = "reinforce",
+        policy_gradient: Literal["reinforce", "dynamics", "both"] = "reinforce",
+        dynamics_share: float = 0.1,
         slow_critic_rate: float = 0.02,
         slow_critic_every: int = 1,
         slow_target: bool = False,
@@ -80,6 +81,7 @@ class Dreamer(LatentStateWorkflow):
         self.lambda_ = checked_share("lambda_", lambda_)
         self.horizon, self.dream_last = horizon, dream_last
         self.free_nats, self.policy_gradient = free_nats, policy_gradient
+        self.dynamics_share = checked_share("dynamics_share", dynamics_share)
         self.free_nats_on_average, self.exploration_noise = free_nats_on_average, exploration_noise
         self.slow_critic_rate, self.slow_critic_every = slow_critic_rate, slow_critic_every
         self.slow_target, self.slow_regularizer = slow_target, slow_regularizer
@@ -97,10 +99,10 @@ class Dreamer(LatentStateWorkflow):
         # One optimiser for everything (V3), or one each (V1, V2).
         self.terms = {"": sum(TERMS.values(), ())} if "agent" in context.optimizers else TERMS
         self.optimizers = {name: context.optimizers.require(name or "agent") for name in self.terms}
-        if self.policy_gradient == "dynamics" and ("" in self.terms or context.spec.action.kind != "continuous"):
+        if self.policy_gradient != "reinforce" and ("" in self.terms or context.spec.action.kind != "continuous"):
             raise ConfigError(
-                "algorithm.policy_gradient is dynamics: that needs continuous actions and optimizers world_model, "
-                "actor and critic instead of agent. Write `policy_gradient: reinforce`."
+                f"algorithm.policy_gradient is {self.policy_gradient}: that needs continuous actions and optimizers "
+                "world_model, actor and critic instead of agent. Write `policy_gradient: reinforce`."
             )
         if self.exploration_noise and context.spec.action.kind != "continuous":
             raise ConfigError(
@@ -208,7 +210,7 @@ class Dreamer(LatentStateWorkflow):
         """
         if self.dream_last is not None:
             rows, state = ({key: part[:, -self.dream_last :] for key, part in each.items()} for each in (rows, state))
-        through_model = self.policy_gradient == "dynamics"
+        through_model = self.policy_gradient != "reinforce"
         dream = self.dream({key: value.detach().flatten(0, 1) for key, value in state.items()}, through_model)
         features, goes_on = dream["features"].detach(), dream["continue"]
         with self.context.runtime.autocast():
@@ -224,7 +226,7 @@ class Dreamer(LatentStateWorkflow):
             self.return_scale.update(returns)
             scale = self.return_scale.scale()
             advantage = ((returns - guess[:, :-1]) / scale).detach()
-            objective = returns / scale if through_model else policy.log_prob(dream["action"]) * advantage
+            objective = self.policy_objective(policy, dream["action"], advantage, returns / scale)
             weight = goes_on.detach().cumprod(dim=1)[:, :-1]
             entropy = policy.entropy()
             terms = {
@@ -242,6 +244,16 @@ class Dreamer(LatentStateWorkflow):
             "controller/return_scale": scale,
         }
         return LossOutput(terms, metrics)
+
+    def policy_objective(self, policy: Any, action: Tensor, advantage: Tensor, returns: Tensor) -> Tensor:
+        """What the actor maximises `[N, H]`: likelier good actions, returns as the model sees them, or some of each.
+
+        V2 mixes a tenth of the latter in (danijar/dreamerv2, agent.py: actor_grad both, actor_grad_mix).
+        """
+        if self.policy_gradient == "dynamics":
+            return returns
+        likelier = policy.log_prob(action.detach()) * advantage
+        return likelier if self.policy_gradient == "reinforce" else likelier.lerp(returns, self.dynamics_share)
 
     def dream(self, start: Batch, through_model: bool) -> Batch:
         """The policy in the model, H steps from states `[N, ...]`. Gradients, if wanted, reach the actor alone."""

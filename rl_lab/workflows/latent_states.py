@@ -100,9 +100,10 @@ class LatentStateWorkflow(WorldModelWorkflow):
     # --- learning from rows with contexts ---
 
     def follow(self, rows: Batch, before: Batch) -> tuple[Batch, Tensor]:
-        """The states and posteriors of rows `[B, T]` that `dynamics.begin` made, from the state before them."""
-        embedding = self.encoder(rows)
-        return self.dynamics.observe_sequence(embedding, rows["previous_action"], rows["is_first"], before)
+        """The states and posteriors of rows `[B, T]` that `dynamics.begin` made, from the state before them; the rows
+        get their `embedding`, which some losses compare states with."""
+        rows["embedding"] = self.encoder(rows)
+        return self.dynamics.observe_sequence(rows["embedding"], rows["previous_action"], rows["is_first"], before)
 
     def learn_from(self, batch: Batch, phase: Phase, **choices: bool) -> Metrics:
         """`learn` with what the phase says now; the batch gets the fresher contexts."""

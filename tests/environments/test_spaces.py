@@ -80,6 +80,12 @@ def test_names_of_nested_spaces() -> None:
     assert "note" in ObservationConverter(space, env_id="Test-v0").description
 
 
+@pytest.mark.parametrize("name", ["action", "is_first", "previous_action", "embedding"])
+def test_what_rows_hold_already_keeps_its_name(name: str) -> None:
+    specs, _ = convert(spaces.Dict({name: spaces.Box(0, 1, (1,))}), {name: np.zeros(1, np.float32)})
+    assert list(specs) == [f"observation.{name}"]
+
+
 def test_an_action_mask_is_boolean_and_as_long_as_the_actions() -> None:
     space = spaces.Dict({"place": spaces.Box(0, 1, (1,)), "action_mask": spaces.MultiBinary(3)})
     observation = {"place": np.zeros(1, np.float32), "action_mask": np.array([1, 0, 1], np.int8)}

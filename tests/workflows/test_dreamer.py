@@ -256,6 +256,24 @@ def test_gradients_through_the_model_reach_the_actor_alone() -> None:
     }
 
 
+def test_both_gradients_are_mixed_by_their_share() -> None:
+    def slopes(kind: str) -> list[Tensor]:
+        mixture = (f"algorithm.policy_gradient={kind}", "algorithm.dynamics_share=0.25", *SEPARATE)
+        workflow, agent = make(action=CONTINUOUS, overrides=mixture)
+        rows, start = workflow.dynamics.begin(make_batch(action=CONTINUOUS))
+        torch.manual_seed(5)
+        with torch.no_grad():
+            agent.components["reward_head"].output.weight.normal_()
+            state, _ = workflow.follow(rows, start)
+        loss = workflow.controller_loss(rows, state).terms["policy"]
+        return list(torch.autograd.grad(loss, list(agent.controllers["actor"].parameters())))
+
+    chance, model, both = (slopes(kind) for kind in ("reinforce", "dynamics", "both"))
+    for likelier, through, mixed in zip(chance, model, both, strict=True):
+        torch.testing.assert_close(mixed, 0.75 * likelier + 0.25 * through, rtol=1e-3, atol=1e-6)
+    assert all(max(float(slope.abs().max()) for slope in kind) > 1e-4 for kind in (chance, model))
+
+
 def test_a_batch_is_learnt_by_heart() -> None:
     workflow, _ = make(overrides=("optimizers.agent.learning_rate=1e-2",))
     batch = make_batch()
@@ -450,6 +468,8 @@ def test_sizes_are_those_of_the_reference(
         ("algorithm.exploration_noise=-0.1", "exploration_noise is -0.1: write numbers from 0"),
         ("algorithm.exploration_noise=0.3", "exploration_noise is 0.3, but noise suits continuous actions alone"),
         ("algorithm.policy_gradient=dynamics", "policy_gradient is dynamics: that needs continuous actions and"),
+        ("algorithm.policy_gradient=both", "policy_gradient is both: that needs continuous actions and"),
+        ("algorithm.dynamics_share=1.5", "algorithm.dynamics_share is 1.5: write a number from 0 to 1."),
         ("algorithm.lambda_=1.5", "algorithm.lambda_ is 1.5: write a number from 0 to 1"),
     ],
 )

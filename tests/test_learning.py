@@ -137,10 +137,14 @@ def test_dreamer_remembers_what_it_saw() -> None:
     assert score("dreamer_v3_recall", *small, *quick, rate, steps(1_200)) > 0.95
 
 
+SMALL_V1 = ["components.dynamics.latent.size=4", "algorithm.free_nats=1.0"]
+
+
 @pytest.mark.parametrize(
     ("experiment", "parts", "count"),
     [
-        ("dreamer_v1", ["components.dynamics.latent.size=4", "algorithm.free_nats=1.0"], 1_000),
+        ("dreamer_v1", SMALL_V1, 1_000),
+        ("dreamer_v1", [*SMALL_V1, "controllers.actor.distribution=tanh"], 1_000),
         (
             "dreamer_v2",
             ["components.dynamics.latent.groups=8", "components.dynamics.latent.classes=8"]

@@ -116,7 +116,11 @@ class DiagonalGaussian:
 
     def rsample(self) -> Tensor:
         """Actions `[..., A]` through which gradients reach mean and log_std."""
-        return torch.addcmul(self.mean, torch.randn_like(self.mean), self.log_std.exp())
+        return self.draw(torch.randn_like(self.mean))
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """The same with normal noise `[..., A]` from outside."""
+        return torch.addcmul(self.mean, noise, self.log_std.exp())
 
     def mode(self) -> Tensor:
         """The mean `[..., A]`."""
@@ -141,7 +145,7 @@ class DiagonalGaussian:
 
 
 class SquashedGaussian:
-    """A diagonal normal pressed into (-1, 1) by tanh. It has no closed entropy: estimate it by -log_prob."""
+    """A diagonal normal pressed into (-1, 1) by tanh."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.base = DiagonalGaussian(mean, log_std)
@@ -153,6 +157,10 @@ class SquashedGaussian:
     def rsample(self) -> Tensor:
         """Actions `[..., A]` with gradient."""
         return torch.tanh(self.base.rsample())
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """The same with normal noise `[..., A]` from outside."""
+        return torch.tanh(self.base.draw(noise))
 
     def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
         """An action and its log-probability without inverting tanh, which loses digits near -1 and 1."""
@@ -169,10 +177,56 @@ class SquashedGaussian:
         edge = 1.0 - torch.finfo(torch.float32).eps
         return self._log_prob_of(torch.atanh(action.clamp(-edge, edge)))
 
+    def entropy(self) -> Tensor:
+        """Nats `[...]`, estimated by one draw: there is no closed form."""
+        return -self.rsample_with_log_prob()[1]
+
     def _log_prob_of(self, unsquashed: Tensor) -> Tensor:
         # log(1 - tanh(u)^2) = 2 * (log 2 - u - softplus(-2u)), which neither overflows nor loses digits.
         log_slope = 2.0 * (math.log(2.0) - unsquashed - F.softplus(-2.0 * unsquashed))
         return self.base.log_prob(unsquashed) - log_slope.sum(dim=-1)
+
+
+class TruncatedGaussian:
+    """Independent normals of which only what lies in [-1, 1] is drawn: mean in [-1, 1] and log_std, `[..., A]`.
+
+    low = (-1 - mean) / std,   high = (1 - mean) / std,   share = Phi(high) - Phi(low)
+    """
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        self.base = DiagonalGaussian(mean, log_std)
+        std = log_std.exp()
+        self.low, self.high = (-1.0 - mean) / std, (1.0 - mean) / std
+        self.below = torch.special.ndtr(self.low)
+        self.share = torch.special.ndtr(self.high) - self.below
+
+    def sample(self) -> Tensor:
+        """Actions `[..., A]`, without gradient."""
+        with torch.no_grad():
+            return self.rsample()
+
+    def rsample(self) -> Tensor:
+        """Actions `[..., A]` through which gradients reach mean and log_std."""
+        return self.draw(torch.randn_like(self.base.mean))
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """The same with normal noise `[..., A]` from outside: as far through what is left as through a whole normal."""
+        edge = torch.finfo(torch.float32).eps
+        place = (self.below + torch.special.ndtr(noise) * self.share).clamp(edge, 1.0 - edge)
+        return self.base.draw(torch.special.ndtri(place)).clamp(-1.0, 1.0)
+
+    def mode(self) -> Tensor:
+        """The mean of the whole normals `[..., A]`: where the density is largest."""
+        return self.base.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """`[...]` for actions `[..., A]` in [-1, 1]."""
+        return self.base.log_prob(action) - self.share.log().sum(dim=-1)
+
+    def entropy(self) -> Tensor:
+        """Nats `[...]`: a normal's, of the share that is left, and what the two cut ends take away."""
+        lean = (self.low * _density(self.low) - self.high * _density(self.high)) / (2.0 * self.share)
+        return self.base.entropy() + (self.share.log() + lean).sum(dim=-1)
 
 
 class _SquashedSample(Function):
@@ -217,7 +271,12 @@ def squashed_draw_back(
     return gradient, torch.addcmul(per_dimension, gradient, deviation)
 
 
-Distribution = Categorical | MultiCategorical | DiagonalGaussian | SquashedGaussian
+Distribution = Categorical | MultiCategorical | DiagonalGaussian | SquashedGaussian | TruncatedGaussian
+
+
+def _density(x: Tensor) -> Tensor:
+    """Of the standard normal."""
+    return torch.exp(-0.5 * (x.square() + LOG_TWO_PI))
 
 
 def _total(terms: list[Tensor]) -> Tensor:

@@ -159,6 +159,8 @@ def fits(shape: Shape, prior: Sequence[nn.Module], actor: Any) -> bool:
     """Whether these networks are as small as the kernel holds them, and of the kind it knows: DreamerV3's."""
     if not isinstance(actor, LatentActor) or actor.action.kind == "multi_discrete" or shape.low.itemsize != 2:
         return False
+    if actor.action.kind == "continuous" and actor.distribution != "bounded":
+        return False
     layers = [*prior, *actor.stack.layers]
     width, classes, units = shape.deter // shape.blocks, shape.stoch // shape.groups, actor.stack.output_size
     return (

@@ -6,11 +6,20 @@ begin at exactly 0, the policy begins nearly uniform.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical
+from rl_lab.components.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+    SquashedGaussian,
+    TruncatedGaussian,
+)
 from rl_lab.components.latents import unimix
 from rl_lab.components.layers import Stack, dense
 from rl_lab.components.networks import choose
@@ -101,8 +110,11 @@ class ContinueHead(nn.Module):
 class LatentActor(nn.Module):
     """Features to a distribution over actions.
 
-    Discrete: a softmax with 1 % of uniform. Continuous: a normal whose mean is pressed into [-1, 1] by tanh and whose
-    deviation lies between two bounds, `bounded_normal` of danijar/dreamerv3 (embodied/jax/heads.py).
+    Discrete: a softmax with 1 % of uniform. Continuous, with a deviation between two bounds:
+
+         bounded      a normal whose mean is pressed into [-1, 1] by tanh (V3: `bounded_normal`, embodied/jax/heads.py)
+         truncated    the same, of which only what lies in [-1, 1] is drawn (V2: `trunc_normal`, common/nets.py)
+         tanh         a normal that is pressed into [-1, 1] as it is drawn (V1: `tanh_normal`, models.py)
     """
 
     def __init__(
@@ -115,6 +127,7 @@ class LatentActor(nn.Module):
         activation: str = "silu",
         norm: str = "rms",
         unimix: float = 0.01,
+        distribution: Literal["bounded", "truncated", "tanh"] = "bounded",
         minimum_deviation: float = 0.1,
         maximum_deviation: float = 1.0,
         output_scale: float = 0.01,
@@ -128,7 +141,7 @@ class LatentActor(nn.Module):
         if not 0.0 <= unimix < 1.0:
             raise ConfigError(f"actor: unimix is {unimix}; write a number from 0 to below 1, such as 0.01.")
         self.action = action
-        self.unimix = unimix
+        self.unimix, self.distribution = unimix, distribution
         self.deviations = (minimum_deviation, maximum_deviation)
         self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
         self.output = dense(self.stack.output_size, sum(action.sizes), scale=output_scale)
@@ -147,7 +160,12 @@ class LatentActor(nn.Module):
         lowest, highest = self.deviations
         # + 2: begins near the largest deviation (danijar/dreamerv3, heads.py `bounded_normal`)
         share = torch.sigmoid(self.deviation_output(hidden).float() + 2.0)
-        return DiagonalGaussian(torch.tanh(output), (lowest + (highest - lowest) * share).log())
+        log_std = (lowest + (highest - lowest) * share).log()
+        if self.distribution == "tanh":
+            # Beyond 5 tanh has no slope left: the mean never goes there (danijar/dreamer, models.py).
+            return SquashedGaussian(5.0 * torch.tanh(output / 5.0), log_std)
+        kind = TruncatedGaussian if self.distribution == "truncated" else DiagonalGaussian
+        return kind(torch.tanh(output), log_std)
 
     def noise(self, *leading: int, device: torch.device) -> Tensor:
         """What `decide` needs to draw actions `[..., sum(sizes)]`: Gumbel's, or normal where they are numbers."""
@@ -156,7 +174,8 @@ class LatentActor(nn.Module):
 
     def decide(self, features: Tensor, noise: Tensor) -> Tensor:
         """Actions drawn with noise from outside; where they are numbers, gradients reach mean and deviation."""
-        if self.action.kind == "continuous" and features.is_cuda and not torch.is_grad_enabled():
+        is_bounded = self.action.kind == "continuous" and self.distribution == "bounded"
+        if is_bounded and features.is_cuda and not torch.is_grad_enabled():
             from rl_lab.components import head_kernels
 
             hidden = self.stack(features)
@@ -169,5 +188,4 @@ class LatentActor(nn.Module):
         if isinstance(policy, MultiCategorical):
             parts = zip(policy.parts, noise.split(self.action.sizes, dim=-1), strict=True)
             return torch.stack([(part.logits + each).argmax(dim=-1) for part, each in parts], dim=-1)
-        assert isinstance(policy, DiagonalGaussian)
-        return torch.addcmul(policy.mean, noise, policy.log_std.exp())
+        return policy.draw(noise)

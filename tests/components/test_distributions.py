@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import distributions as reference
 
-from rl_lab.components.distributions import Categorical, DiagonalGaussian, MultiCategorical, SquashedGaussian
+from rl_lab.components.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    SquashedGaussian,
+    TruncatedGaussian,
+)
 
 
 def test_categorical_by_hand() -> None:
@@ -136,3 +142,49 @@ def test_squashed_gaussian_is_finite_at_the_edge() -> None:
     assert policy.sample().abs().max() <= 1.0
     assert torch.isfinite(policy.log_prob(torch.tensor([[1.0]]))).all()
     assert policy.rsample().shape == (1, 1)
+
+
+PLACES = torch.linspace(-1.0, 1.0, 20_001, dtype=torch.float64)  # the middle of each is one step of an integral
+PARAMETERS = [(0.0, 0.3), (0.9, 0.5), (-1.0, 1.0), (0.2, 0.05)]  # mean and deviation, some of them mostly outside
+
+
+def integral(values: torch.Tensor) -> float:
+    return float(torch.trapezoid(values.double(), PLACES))
+
+
+@pytest.mark.parametrize(("mean", "std"), PARAMETERS)
+def test_a_truncated_normal_by_integrals(mean: float, std: float) -> None:
+    policy = TruncatedGaussian(torch.tensor([mean]), torch.tensor([math.log(std)]))
+    log_density = policy.log_prob(PLACES.float().unsqueeze(-1)).double()
+    assert integral(log_density.exp()) == pytest.approx(1.0, abs=1e-4)
+    assert policy.entropy().item() == pytest.approx(integral(-log_density.exp() * log_density), abs=1e-3)
+    torch.manual_seed(0)
+    many = TruncatedGaussian(torch.full((50_000, 1), mean), torch.full((50_000, 1), math.log(std)))
+    draws = many.sample()
+    assert float(draws.min()) >= -1.0 and float(draws.max()) <= 1.0
+    expected = integral(log_density.exp() * PLACES)
+    assert float(draws.mean()) == pytest.approx(expected, abs=0.01)
+    assert float(draws.std()) == pytest.approx(
+        math.sqrt(integral(log_density.exp() * (PLACES - expected) ** 2)), abs=0.01
+    )
+    assert policy.mode().item() == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("kind", [DiagonalGaussian, SquashedGaussian, TruncatedGaussian])
+def test_draws_with_noise_from_outside_move_with_mean_and_deviation(kind: type) -> None:
+    mean, log_std = torch.zeros(5, 2, requires_grad=True), torch.full((5, 2), -1.0, requires_grad=True)
+    noise = torch.full((5, 2), 0.5)
+    kind(mean, log_std).draw(noise).sum().backward()
+    assert mean.grad is not None and (mean.grad > 0.0).all() and (mean.grad <= 1.0).all()
+    assert log_std.grad is not None and (log_std.grad > 0.0).all()  # above the mean: a wider one draws further up
+    assert kind(mean, log_std).draw(noise).tolist() == kind(mean, log_std).draw(noise).tolist()
+
+
+def test_the_entropy_of_a_squashed_normal_is_right_on_average() -> None:
+    torch.manual_seed(0)
+    policy = SquashedGaussian(torch.tensor([0.4]), torch.tensor([-0.5]))
+    inside = PLACES[1:-1].float().unsqueeze(-1)
+    log_density = policy.log_prob(inside).double()
+    exact = float(torch.trapezoid(-log_density.exp() * log_density, PLACES[1:-1]))
+    many = SquashedGaussian(torch.full((50_000, 1), 0.4), torch.full((50_000, 1), -0.5))
+    assert float(many.entropy().mean()) == pytest.approx(exact, abs=0.02)

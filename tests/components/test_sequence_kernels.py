@@ -263,6 +263,7 @@ def test_only_the_networks_the_dream_knows_take_its_kernel() -> None:
     assert not dream_kernel.fits(shape, prior[:1], make_actor())
     for other in (make_actor(several), make_actor(layers=1), make_actor(units=128), make_actor(activation="elu")):
         assert not dream_kernel.fits(shape, prior, other)
+    assert not dream_kernel.fits(shape, prior, make_actor(distribution="truncated"))
     assert not dream_kernel.fits(shape, prior, lambda seen, step: seen)
 
 

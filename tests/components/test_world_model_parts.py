@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from rl_lab.components.decoders import ObservationDecoder
-from rl_lab.components.distributions import Categorical, DiagonalGaussian, MultiCategorical
+from rl_lab.components.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    SquashedGaussian,
+    TruncatedGaussian,
+)
 from rl_lab.components.layers import Layer, LayerNorm, RMSNorm, Stack, dense, frozen
 from rl_lab.components.return_scale import PercentileScale, percentile
 from rl_lab.components.two_hot import TwoHot
@@ -235,6 +242,19 @@ def test_deciding_with_noise_draws_from_the_policy(spec: ActionSpec) -> None:
         chosen = action[:, index] if isinstance(policy, MultiCategorical) else action
         found = torch.bincount(chosen, minlength=part.logits.shape[-1]) / 20_000
         assert found.tolist() == pytest.approx(part.probs[0].tolist(), abs=0.015)
+
+
+@pytest.mark.parametrize(("distribution", "kind"), [("truncated", TruncatedGaussian), ("tanh", SquashedGaussian)])
+def test_actions_of_the_older_policies_stay_in_the_unit_box(distribution: Any, kind: type) -> None:
+    torch.manual_seed(0)
+    spec = ActionSpec("continuous", (2,))
+    actor = LatentActor(input_size=4, action=spec, units=8, output_scale=1.0, distribution=distribution)
+    features, noise = torch.randn(500, 4), actor.noise(500, device=CPU)
+    policy, action = actor(features), actor.decide(features, noise)
+    assert isinstance(policy, kind)
+    assert action.abs().max() <= 1.0 and policy.mode().abs().max() <= 1.0  # type: ignore[union-attr]
+    torch.testing.assert_close(action, policy.draw(noise))  # type: ignore[union-attr]
+    assert policy.log_prob(action).isfinite().all() and policy.entropy().isfinite().all()
 
 
 # --- return scale ---

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from rl_lab.components.decoders import DoublingCNN
 from rl_lab.components.image_stages import (
+    convolution_of_images,
     doubling_convolution,
+    filled_phases,
     image_error,
     phase_weights,
     pool_norm_silu,
@@ -105,3 +107,21 @@ def test_an_image_is_measured_against_one_of_its_own_size() -> None:
     for other in (seen[:1], seen[:, :4], seen[..., :1]):
         with pytest.raises(AssertionError):
             image_error(phases, bias, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [1, 3, 9])
+def test_on_a_gpu_images_are_read_and_measured_as_on_a_cpu(channels: int) -> None:
+    torch.manual_seed(0)
+    image = torch.randint(0, 256, (4, 16, 16, channels), dtype=torch.uint8)
+    into, out_of = torch.randn(8, channels, 5, 5) * 0.1, torch.randn(channels, 8, 5, 5) * 0.1
+    found = []
+    for device in ("cpu", "cuda"):
+        weights = [each.to(device).requires_grad_() for each in (into.clone(), out_of.clone())]
+        seen = convolution_of_images(image.to(device), weights[0])
+        small = pool_norm_silu(seen, *torch.ones(2, 8, device=device), epsilon=1e-4)
+        errors = image_error(filled_phases(small, weights[1]), torch.zeros(channels, device=device), image.to(device))
+        errors.sum().backward()
+        found.append([errors.detach().cpu(), *(each.grad.cpu() for each in weights)])  # type: ignore[union-attr]
+    for cpu, gpu in zip(*found, strict=True):
+        torch.testing.assert_close(gpu, cpu, rtol=1e-2, atol=1e-2)  # convolutions in tf32

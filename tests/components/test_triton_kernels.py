@@ -14,7 +14,7 @@ if not (torch.cuda.is_available() or IS_INTERPRETED):
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
 from rl_lab.components import image_kernels, plain_kernels, triton_kernels  # noqa: E402
-from rl_lab.components.image_stages import distance_to_image, draw_image  # noqa: E402
+from rl_lab.components.image_stages import _ImageError, distance_to_image, draw_image  # noqa: E402
 
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
 BATCH, BLOCKS, WIDTH, GROUPS, CLASSES = 5, 3, 12, 4, 6
@@ -134,3 +134,7 @@ def test_the_error_of_an_image_and_its_slopes(draw, channels: int, filled: int) 
     slopes = image_kernels.image_error_backward(phases.detach(), bias.detach(), target, weight)
     torch.testing.assert_close(slopes[0], phases.grad, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(slopes[1], bias.grad, rtol=1e-5, atol=1e-5)
+    own = [each.detach().clone().requires_grad_() for each in (phases, bias)]  # and as the node that learning uses
+    (_ImageError.apply(*own, target) * weight).sum().backward()
+    for each, slope in zip(own, slopes, strict=True):
+        torch.testing.assert_close(each.grad, slope, rtol=0.0, atol=0.0)

@@ -2,7 +2,7 @@
 
 danijar/dreamerv3, rssm.py `Decoder`. Losses are sums over an observation's elements, not means: what has more to
 tell weighs more. Float vectors are compared after symlog, discrete values by cross-entropy, images (scaled to 0..1)
-by squared error.
+by squared error. `images: strided` are the older convolutions of PlaNet, V1 and V2 (strided_images.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from rl_lab.components.image_stages import (
 from rl_lab.components.layers import NORM_EPSILON, BlockLinear, Layer, Stack, dense, make_norm
 from rl_lab.components.networks import ACTIVATIONS, choose
 from rl_lab.components.norm_silu import norm_silu
+from rl_lab.components.strided_images import TransposedCNN
 from rl_lab.components.two_hot import symexp, symlog
 from rl_lab.components.world_model_encoder import convolution, joint_image_shape, stage_depths
 from rl_lab.types import ArraySpec, Batch, ConfigError
@@ -43,6 +45,7 @@ class ObservationDecoder(nn.Module):
         deter: int,
         layers: int = 3,
         units: int = 256,
+        images: Literal["halving", "strided"] = "halving",
         depth: int = 16,
         multipliers: Sequence[int] = (2, 3, 4, 4),
         kernel: int = 5,
@@ -68,17 +71,14 @@ class ObservationDecoder(nn.Module):
                 }
             )
         if self.image_keys:
-            self.image_network = DoublingCNN(
-                joint_image_shape({key: self.specs[key] for key in self.image_keys}),
-                deter=deter,
-                stoch_size=input_size - deter,
-                units=units,
-                depth=depth,
-                multipliers=multipliers,
-                kernel=kernel,
-                blocks=blocks,
-                activation=activation,
-                norm=norm,
+            shape = joint_image_shape({key: self.specs[key] for key in self.image_keys})
+            channels = {"depth": depth, "multipliers": multipliers}
+            style = {"activation": activation, "norm": norm}
+            parts = {"deter": deter, "stoch_size": input_size - deter, "units": units, "blocks": blocks}
+            self.image_network: DoublingCNN | TransposedCNN = (
+                TransposedCNN(shape, input_size=input_size, **channels, **style)  # type: ignore[arg-type]
+                if images == "strided"
+                else DoublingCNN(shape, kernel=kernel, **parts, **channels, **style)  # type: ignore[arg-type]
             )
 
     def loss(self, features: Tensor, observation: Batch) -> Tensor:
@@ -109,7 +109,7 @@ class ObservationDecoder(nn.Module):
         for key, output in self._outputs(features).items():
             output, spec = output.float(), self.specs[key]
             if spec.is_image:
-                shown[key] = (output.sigmoid() * 255.0).round().to(torch.uint8)
+                shown[key] = (output * 255.0).round().to(torch.uint8)
                 continue
             if spec.is_discrete:
                 parts = output.split(spec.num_values, dim=-1)
@@ -122,10 +122,10 @@ class ObservationDecoder(nn.Module):
         return shown
 
     def _outputs(self, features: Tensor) -> Batch:
-        """Raw network outputs per key: `[..., size]`, images `[..., height, width, C]` before the sigmoid."""
+        """Raw network outputs per key: `[..., size]`, images `[..., height, width, C]` on the scale 0..1."""
         outputs = self._vectors(features)
         if self.image_keys:
-            images = self.image_network(features.reshape(-1, features.shape[-1]))
+            images = self.image_network.draw(features.reshape(-1, features.shape[-1]))
             images = images.reshape(*features.shape[:-1], *images.shape[1:])
             channels = [self.specs[key].shape[2] for key in self.image_keys]
             outputs.update(zip(self.image_keys, images.split(channels, dim=-1), strict=True))
@@ -187,6 +187,10 @@ class DoublingCNN(nn.Module):
             image = layer(F.interpolate(image, scale_factor=2, mode="nearest"))
             image = self.activation(norm(image.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
         return self.output(F.interpolate(image, scale_factor=2, mode="nearest")).permute(0, 2, 3, 1)
+
+    def draw(self, features: Tensor) -> Tensor:
+        """The same after it: on the scale 0..1."""
+        return self(features).float().sigmoid()
 
     def error(self, features: Tensor, target: Tensor) -> Tensor:
         """Squared distances `[N]` of the images drawn to uint8 images `[N, height, width, C]`, on the scale 0..1."""

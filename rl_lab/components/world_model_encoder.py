@@ -1,14 +1,15 @@
-"""The eyes of a world model: vectors through a normed stack, images through convolutions that halve them.
+"""The eyes of a world model: vectors through a normed stack, images through convolutions.
 
 danijar/dreamerv3, rssm.py `Encoder`: 5x5 convolutions, each followed by a 2x2 maximum, an RMS norm over the channels
 and SiLU; channels grow by `multipliers`. Unlike `ObservationEncoder` nothing is mixed at the end: the posterior's
-first layer reads all of it.
+first layer reads all of it. `images: strided` are the older convolutions of PlaNet, V1 and V2 (strided_images.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from rl_lab.components.encoders import make_reader, module_name, selected_observ
 from rl_lab.components.image_stages import convolution_of_images, pool_norm_silu
 from rl_lab.components.layers import NORM_EPSILON, Stack, make_norm, truncated_normal_
 from rl_lab.components.networks import ACTIVATIONS, choose
+from rl_lab.components.strided_images import StridedCNN
 from rl_lab.components.two_hot import symlog
 from rl_lab.types import ArraySpec, Batch, ConfigError
 
@@ -33,6 +35,7 @@ class WorldModelEncoder(nn.Module):
         observation: dict[str, ArraySpec],
         layers: int = 3,
         units: int = 256,
+        images: Literal["halving", "strided"] = "halving",
         depth: int = 16,
         multipliers: Sequence[int] = (2, 3, 4, 4),
         kernel: int = 5,
@@ -54,8 +57,13 @@ class WorldModelEncoder(nn.Module):
             self.output_size += self.stack.output_size
         if self.image_keys:
             shape = joint_image_shape({key: specs[key] for key in self.image_keys})
-            style = {"kernel": kernel, "activation": activation, "norm": norm}
-            self.image_network = HalvingCNN(shape, depth=depth, multipliers=multipliers, **style)  # type: ignore[arg-type]
+            channels = {"depth": depth, "multipliers": multipliers}
+            style = {"activation": activation, "norm": norm}
+            self.image_network: HalvingCNN | StridedCNN = (
+                StridedCNN(shape, **channels, **style)  # type: ignore[arg-type]
+                if images == "strided"
+                else HalvingCNN(shape, kernel=kernel, **channels, **style)  # type: ignore[arg-type]
+            )
             self.output_size += self.image_network.output_size
 
     def forward(self, observation: Batch) -> Tensor:

@@ -6,6 +6,7 @@ begin at exactly 0, the policy begins nearly uniform.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -110,11 +111,14 @@ class ContinueHead(nn.Module):
 class LatentActor(nn.Module):
     """Features to a distribution over actions.
 
-    Discrete: a softmax with 1 % of uniform. Continuous, with a deviation between two bounds:
+    Discrete: a softmax with 1 % of uniform. Continuous, each with its paper's way from an output x to a deviation:
 
-         bounded      a normal whose mean is pressed into [-1, 1] by tanh (V3: `bounded_normal`, embodied/jax/heads.py)
-         truncated    the same, of which only what lies in [-1, 1] is drawn (V2: `trunc_normal`, common/nets.py)
-         tanh         a normal that is pressed into [-1, 1] as it is drawn (V1: `tanh_normal`, models.py)
+         bounded      a normal whose mean is pressed into [-1, 1] by tanh; low + (high - low) sigmoid(x + 2)
+                      (V3: `bounded_normal`, embodied/jax/heads.py)
+         truncated    the same, of which only what lies in [-1, 1] is drawn; low + (high - low) sigmoid(x / 2)
+                      (V2: `trunc_normal`, common/nets.py)
+         tanh         a normal that is pressed into [-1, 1] as it is drawn; low + softplus(x), from `high` at x = 0
+                      (V1: `tanh_normal`, models.py)
     """
 
     def __init__(
@@ -157,15 +161,22 @@ class LatentActor(nn.Module):
         if self.action.kind == "multi_discrete":
             parts = [unimix(part, self.unimix).log() for part in output.split(self.action.sizes, dim=-1)]
             return MultiCategorical(torch.cat(parts, dim=-1), self.action.sizes, mask)
+        return self._numbers(output, self.deviation_output(hidden).float())
+
+    def _numbers(self, output: Tensor, deviation: Tensor) -> Distribution:
+        """Two outputs `[..., A]` to a distribution over continuous actions."""
         lowest, highest = self.deviations
-        # + 2: begins near the largest deviation (danijar/dreamerv3, heads.py `bounded_normal`)
-        share = torch.sigmoid(self.deviation_output(hidden).float() + 2.0)
-        log_std = (lowest + (highest - lowest) * share).log()
         if self.distribution == "tanh":
-            # Beyond 5 tanh has no slope left: the mean never goes there (danijar/dreamer, models.py).
+            # Beyond 5 tanh has no slope left: the mean never goes there.
+            start = math.log(math.expm1(highest))  # softplus of it is the deviation to begin with
+            log_std = (lowest + F.softplus(deviation + start)).log()
             return SquashedGaussian(5.0 * torch.tanh(output / 5.0), log_std)
-        kind = TruncatedGaussian if self.distribution == "truncated" else DiagonalGaussian
-        return kind(torch.tanh(output), log_std)
+        if self.distribution == "truncated":
+            log_std = (lowest + (highest - lowest) * torch.sigmoid(0.5 * deviation)).log()
+            return TruncatedGaussian(torch.tanh(output), log_std)
+        # + 2: begins near the largest deviation
+        log_std = (lowest + (highest - lowest) * torch.sigmoid(deviation + 2.0)).log()
+        return DiagonalGaussian(torch.tanh(output), log_std)
 
     def noise(self, *leading: int, device: torch.device) -> Tensor:
         """What `decide` needs to draw actions `[..., sum(sizes)]`: Gumbel's, or normal where they are numbers."""

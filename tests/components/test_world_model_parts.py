@@ -257,6 +257,31 @@ def test_actions_of_the_older_policies_stay_in_the_unit_box(distribution: Any, k
     assert policy.log_prob(action).isfinite().all() and policy.entropy().isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("distribution", "settings", "at_zero", "at_two"),
+    [
+        ("bounded", (0.1, 1.0), 0.1 + 0.9 / (1.0 + math.exp(-2.0)), 0.1 + 0.9 / (1.0 + math.exp(-4.0))),
+        ("truncated", (0.1, 2.1), 0.1 + 2.0 * 0.5, 0.1 + 2.0 / (1.0 + math.exp(-1.0))),
+        ("tanh", (1e-4, 5.0), 5.0 + 1e-4, 1e-4 + math.log1p(math.exp(2.0) * math.expm1(5.0))),
+    ],
+)
+def test_each_policy_has_the_deviation_of_its_paper(
+    distribution: Any, settings: tuple[float, float], at_zero: float, at_two: float
+) -> None:
+    low, high = settings
+    spec = ActionSpec("continuous", (1,))
+    actor = LatentActor(
+        input_size=4, action=spec, units=8, distribution=distribution, minimum_deviation=low, maximum_deviation=high
+    )
+    for output, expected in ((0.0, at_zero), (2.0, at_two)):
+        with torch.no_grad():
+            actor.deviation_output.weight.zero_()
+            actor.deviation_output.bias.fill_(output)
+        policy = actor(torch.randn(3, 4))
+        normal = policy if isinstance(policy, DiagonalGaussian) else policy.base  # type: ignore[union-attr]
+        assert normal.log_std.exp().flatten().tolist() == pytest.approx([expected] * 3, rel=1e-5)
+
+
 # --- return scale ---
 
 

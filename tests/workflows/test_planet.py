@@ -23,7 +23,7 @@ from tests.tiny_dreamer import random_rows
 from tests.tiny_planet import TINY_MODEL, TINY_PLANET
 
 VECTOR = {"vector": ArraySpec((3,), "float32")}
-IMAGE = {"image": ArraySpec((16, 16, 3), "uint8")}
+IMAGE = {"image": ArraySpec((64, 64, 3), "uint8")}
 CONTINUOUS = ActionSpec("continuous", (2,))
 PHASE = Phase(name="train", buffer="replay", progress=Progress(run=Counts(updates=1)))
 MODEL = ("encoder", "dynamics", "decoder", "reward_head")

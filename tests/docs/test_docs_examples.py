@@ -100,3 +100,12 @@ def test_the_picture_is_drawn_from_a_run(here: Path) -> None:
     drawing = module_at(ROOT / "docs" / "images" / "make_live_picture.py")
     drawing.draw(here / "live.svg", ["preset=debug"])
     assert "ppo_cartpole" in (here / "live.svg").read_text()
+
+
+def test_learning_curves_are_drawn_beside_the_published_ones(here: Path) -> None:
+    drawing = module_at(ROOT / "docs" / "images" / "make_learning_picture.py")
+    drawing.draw(here / "learning.svg")
+    drawn = (here / "learning.svg").read_text()
+    for (task, observation), curves in drawing.read(drawing.POINTS).items():
+        assert f"{task}, {observation}" in drawn
+        assert "published" in curves and all(who in drawn for who in curves)

@@ -143,7 +143,7 @@ SMALL_V1 = ["components.dynamics.latent.size=4", "algorithm.free_nats=1.0"]
 @pytest.mark.parametrize(
     ("experiment", "parts", "count"),
     [
-        ("dreamer_v1", SMALL_V1, 1_000),
+        ("dreamer_v1", SMALL_V1, 1_500),
         (
             "dreamer_v2",
             ["components.dynamics.latent.groups=8", "components.dynamics.latent.classes=8"]

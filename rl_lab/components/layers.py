@@ -22,7 +22,7 @@ NORM_EPSILON = 1e-4  # danijar/dreamerv3, nets.py `Norm.eps`; large enough for b
 
 
 @torch.no_grad()
-def truncated_normal_(weight: Tensor, *, fan_in: int, scale: float = 1.0) -> Tensor:
+def truncated_normal_(weight: Tensor, *, fan_in: float, scale: float = 1.0) -> Tensor:
     """In place: a normal cut at two deviations, with deviation `scale / sqrt(fan_in)`."""
     nn.init.trunc_normal_(weight, mean=0.0, std=1.0, a=-2.0, b=2.0)
     return weight.mul_(scale / (TRUNCATED_DEVIATION * fan_in**0.5))

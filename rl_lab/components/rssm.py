@@ -108,7 +108,8 @@ class BlockGRU(nn.Module):
 
 
 class GRU(nn.Module):
-    """The recurrence of PlaNet, DreamerV1 and V2: one layer for latent and action, then a GRU, normed in V2."""
+    """DreamerV2's recurrence: one layer for latent and action, then a GRU, normed. Without the norm it also stands in
+    for those of PlaNet and V1, whose cells differ in where they reset and in how they start to remember."""
 
     def __init__(
         self,

@@ -35,7 +35,9 @@ class StridedCNN(nn.Module):
         super().__init__()
         depths = _depths(image_shape, depth=depth, multipliers=multipliers)
         pairs = zip(pairwise([image_shape[2], *depths]), KERNELS_DOWN, strict=True)
-        self.convolutions = nn.ModuleList(_started(nn.Conv2d(*pair, kernel, stride=2)) for pair, kernel in pairs)
+        self.convolutions = nn.ModuleList(
+            _started(nn.Conv2d(*pair, kernel, stride=2), places=kernel * kernel) for pair, kernel in pairs
+        )
         self.norms = nn.ModuleList(make_norm(norm, size) for size in depths)
         self.activation = choose(ACTIVATIONS, activation, place="encoder activation")
         self.output_size = SMALLEST * SMALLEST * depths[-1]
@@ -65,9 +67,11 @@ class TransposedCNN(nn.Module):
         *smaller, largest = _depths(image_shape, depth=depth, multipliers=multipliers)
         self.first = dense(input_size, 4 * largest)
         channels = [4 * largest, *reversed(smaller), image_shape[2]]
-        pairs = zip(pairwise(channels), KERNELS_UP, strict=True)
+        # A pixel is written by a quarter of the kernel's places, of a first image of one pixel by one.
+        written = [kernel * kernel / 4 if index else 1.0 for index, kernel in enumerate(KERNELS_UP)]
+        pairs = zip(pairwise(channels), KERNELS_UP, written, strict=True)
         self.convolutions = nn.ModuleList(
-            _started(nn.ConvTranspose2d(*pair, kernel, stride=2)) for pair, kernel in pairs
+            _started(nn.ConvTranspose2d(*pair, kernel, stride=2), places=places) for pair, kernel, places in pairs
         )
         self.norms = nn.ModuleList(make_norm(norm, size) for size in channels[1:-1])
         self.activation = choose(ACTIVATIONS, activation, place="decoder activation")
@@ -104,12 +108,8 @@ def _depths(image_shape: Sequence[int], *, depth: int, multipliers: Sequence[int
     return [depth * multiplier for multiplier in multipliers]
 
 
-def _started(layer: nn.Module) -> nn.Module:
-    """Truncated-normal weights for what each output sees, no bias, channels last in memory."""
-    assert isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)
-    kernel = layer.kernel_size[0]
-    # A pixel of a transposed convolution of stride 2 is written by a quarter of the kernel's places.
-    places = kernel * kernel if isinstance(layer, nn.Conv2d) else kernel * kernel // 4
+def _started(layer: nn.Conv2d | nn.ConvTranspose2d, *, places: float) -> nn.Module:
+    """Truncated-normal weights for outputs that see so many places of the kernel, no bias, channels last in memory."""
     truncated_normal_(layer.weight, fan_in=layer.in_channels * places)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)

@@ -18,7 +18,7 @@ from rl_lab.components.distributions import (
     DiagonalGaussian,
     Distribution,
     MultiCategorical,
-    SquashedGaussian,
+    PeakedGaussian,
     TruncatedGaussian,
 )
 from rl_lab.components.latents import unimix
@@ -75,8 +75,11 @@ class ScalarHead(nn.Module):
 
     def forward(self, features: Tensor) -> TwoHot | Scalar:
         """Features `[..., F]` to a prediction of one number per row."""
-        output = self.output(self.stack(features))
-        return TwoHot(output, self.bins) if self.prediction == "two_hot" else Scalar(output)
+        hidden = self.stack(features)
+        if self.prediction == "two_hot":
+            return TwoHot(self.output(hidden), self.bins)
+        with torch.autocast(features.device.type, enabled=False):  # bfloat16 cannot tell 79 from 79.2
+            return Scalar(self.output(hidden.float()))
 
 
 class Continuation:
@@ -118,7 +121,7 @@ class LatentActor(nn.Module):
          truncated    the same, of which only what lies in [-1, 1] is drawn; low + (high - low) sigmoid(x / 2)
                       (V2: `trunc_normal`, common/nets.py)
          tanh         a normal that is pressed into [-1, 1] as it is drawn; low + softplus(x), from `high` at x = 0
-                      (V1: `tanh_normal`, models.py)
+                      (V1: `tanh_normal`, models.py, whose mode is the likeliest of 100 draws)
     """
 
     def __init__(
@@ -157,11 +160,15 @@ class LatentActor(nn.Module):
         hidden = self.stack(features)
         output = self.output(hidden).float()
         if self.action.kind == "discrete":
-            return Categorical(unimix(output, self.unimix).log(), mask)
+            return Categorical(self._log_probs(output), mask)
         if self.action.kind == "multi_discrete":
-            parts = [unimix(part, self.unimix).log() for part in output.split(self.action.sizes, dim=-1)]
+            parts = [self._log_probs(part) for part in output.split(self.action.sizes, dim=-1)]
             return MultiCategorical(torch.cat(parts, dim=-1), self.action.sizes, mask)
         return self._numbers(output, self.deviation_output(hidden).float())
+
+    def _log_probs(self, logits: Tensor) -> Tensor:
+        # Without a share of chance a probability may round to 0, whose logarithm nothing survives.
+        return torch.log_softmax(logits, dim=-1) if self.unimix == 0.0 else unimix(logits, self.unimix).log()
 
     def _numbers(self, output: Tensor, deviation: Tensor) -> Distribution:
         """Two outputs `[..., A]` to a distribution over continuous actions."""
@@ -170,7 +177,7 @@ class LatentActor(nn.Module):
             # Beyond 5 tanh has no slope left: the mean never goes there.
             start = math.log(math.expm1(highest))  # softplus of it is the deviation to begin with
             log_std = (lowest + F.softplus(deviation + start)).log()
-            return SquashedGaussian(5.0 * torch.tanh(output / 5.0), log_std)
+            return PeakedGaussian(5.0 * torch.tanh(output / 5.0), log_std)
         if self.distribution == "truncated":
             log_std = (lowest + (highest - lowest) * torch.sigmoid(0.5 * deviation)).log()
             return TruncatedGaussian(torch.tanh(output), log_std)

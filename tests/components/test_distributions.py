@@ -12,6 +12,7 @@ from rl_lab.components.distributions import (
     Categorical,
     DiagonalGaussian,
     MultiCategorical,
+    PeakedGaussian,
     SquashedGaussian,
     TruncatedGaussian,
 )
@@ -178,6 +179,20 @@ def test_draws_with_noise_from_outside_move_with_mean_and_deviation(kind: type) 
     assert mean.grad is not None and (mean.grad > 0.0).all() and (mean.grad <= 1.0).all()
     assert log_std.grad is not None and (log_std.grad > 0.0).all()  # above the mean: a wider one draws further up
     assert kind(mean, log_std).draw(noise).tolist() == kind(mean, log_std).draw(noise).tolist()
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.3, 0.2), (-0.8, 0.5), (0.4, 0.75), (0.5, 1.0), (-0.2, 2.0)])
+def test_a_peaked_normal_prefers_the_action_with_the_largest_density(mean: float, std: float) -> None:
+    policy = PeakedGaussian(torch.tensor([mean], dtype=torch.float64), torch.tensor([math.log(std)]).double())
+    unsquashed = torch.linspace(-12.0, 12.0, 24_001, dtype=torch.float64)
+    peak = unsquashed[policy._log_prob_of(unsquashed.unsqueeze(-1)).argmax()]
+    assert policy.mode().item() == pytest.approx(math.tanh(peak), abs=1e-3)
+    assert SquashedGaussian(policy.base.mean, policy.base.log_std).mode().item() == pytest.approx(math.tanh(mean))
+
+
+def test_a_very_wide_normal_prefers_an_edge() -> None:
+    policy = PeakedGaussian(torch.tensor([0.01, -0.01]), torch.full((2,), math.log(5.0)))
+    assert policy.mode().tolist() == pytest.approx([1.0, -1.0])
 
 
 def test_the_entropy_of_a_squashed_normal_is_right_on_average() -> None:

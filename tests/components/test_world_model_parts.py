@@ -190,6 +190,28 @@ def test_a_normal_head_predicts_one_number_with_half_its_squared_error() -> None
         ScalarHead(input_size=4, prediction="two-hot")
 
 
+def test_a_normal_head_keeps_its_digits_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    head = ScalarHead(input_size=4, units=8, prediction="normal", output_scale=1.0)
+    with torch.no_grad():
+        head.output.bias.fill_(80.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = head(torch.randn(500, 4)).mean()
+    assert found.dtype == torch.float32
+    assert len(found.unique()) > 400  # bfloat16 has steps of a half there
+
+
+def test_a_policy_without_a_share_of_chance_stays_finite_when_it_is_sure() -> None:
+    for spec in (ActionSpec("discrete", (3,)), ActionSpec("multi_discrete", (2, 1))):
+        actor = LatentActor(input_size=4, action=spec, units=8, unimix=0.0)
+        with torch.no_grad():
+            actor.output.bias.copy_(torch.tensor([200.0, 0.0, 0.0]))
+        policy = actor(torch.randn(5, 4))
+        policy.entropy().sum().backward()
+        assert policy.entropy().isfinite().all() and policy.log_prob(policy.mode()).isfinite().all()
+        assert all(each.grad is None or each.grad.isfinite().all() for each in actor.parameters())
+
+
 def test_continuation_is_a_probability_with_cross_entropy() -> None:
     head = ContinueHead(input_size=4, units=8)
     with torch.no_grad():

@@ -35,9 +35,11 @@ from rl_lab.config_files import (
     documented_keys,
     experiment_files,
     find,
+    hint_anywhere,
     leave_out_absent_parts,
     paths_of,
     read,
+    readable,
     spread_train_ratio,
     value_at,
 )
@@ -95,6 +97,7 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
                 _check_key(str(item.key_or_group), known, groups)
         composed = _compose([*head, *(str(item.input_line) for item in values)], config_dir)
     _keep_chosen_environment(composed, parsed, config_dir)
+    _keep_chosen_size(composed, parsed, config_dir)
     config = _plain(composed, resolve=True)
     leave_out_absent_parts(config, _named(parsed).get("preset", "none"), config_dir)
     _forget_replaced_choices(config, chosen, parsed, config_dir)
@@ -165,6 +168,15 @@ def _keep_chosen_environment(composed: Any, overrides: Sequence[Override], confi
                 )
 
 
+def _keep_chosen_size(composed: Any, overrides: Sequence[Override], config_dir: Path | None) -> None:
+    """A size chosen by name replaces the experiment's own numbers."""
+    named = _named(overrides)
+    if (file := find(f"size/{named.get('size', 'none')}.yaml", config_dir)) is not None:
+        for path in [path for path in paths_of(read(file)) if path not in named]:
+            if not isinstance(value := value_at(read(file), path), dict):
+                OmegaConf.update(composed, path, value, force_add=True)
+
+
 def _forget_replaced_choices(
     config: Config, experiment: str | None, overrides: Sequence[Override], config_dir: Path | None
 ) -> None:
@@ -230,7 +242,7 @@ def _compose(overrides: Sequence[str], config_dir: Path | None, *, with_hydra: b
         with initialize_config_dir(str(PACKAGE_CONFIGS), version_base="1.3", job_name="rl_lab"):
             return hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_readable(error)) from error
+        raise ConfigError(readable(error)) from error
 
 
 class UserConfigs(SearchPathPlugin):
@@ -304,19 +316,13 @@ def _check_key(key: str, config: Config, groups: Sequence[str] | dict[str, list[
             prefix = ".".join(walked)
             names = [f"{prefix}.{name}" for name in siblings] if prefix else [*siblings, *groups]
             wanted = f"{prefix}.{part}" if prefix else part
-            hint = did_you_mean(wanted, names) or _anywhere(part, config)
+            hint = did_you_mean(wanted, names) or hint_anywhere(part, config)
             if isinstance(node, dict) and not node:
                 hint = f" {prefix} is empty; to add to it, write +{key}=VALUE."
             allowed = f" {prefix or 'The config'} has: {', '.join(siblings)}." if siblings else ""
             raise ConfigError(f"{key} is not a setting.{hint}{allowed}")
         node = node[part]
         walked.append(part)
-
-
-def _anywhere(name: str, config: Config) -> str:
-    """A hint for a key given without its block: `discount` -> `algorithm.discount`."""
-    found = [path for path in paths_of(config) if path.rsplit(".", 1)[-1] == name]
-    return f" Did you mean '{found[0]}'?" if found else ""
 
 
 def _override_phase(config: Config, key: str, value: Any) -> None:
@@ -351,16 +357,9 @@ def _plain(config: Any, *, resolve: bool) -> Config:
     try:
         plain = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
     except OmegaConfBaseException as error:
-        raise ConfigError(_readable(error)) from error
+        raise ConfigError(readable(error)) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items() if key != "hydra"}
-
-
-def _readable(error: Exception) -> str:
-    """The lines of a Hydra error that tell a user something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    useful = [line for line in lines if not line.startswith(("full_key", "object_type", "See ", "Set the environment"))]
-    return " ".join(useful)
 
 
 # --- experiments -------------------------------------------------------------------------------

@@ -109,3 +109,16 @@ def documented_keys(file: Path) -> dict[str, str]:
     if file.parent in (PACKAGE_CONFIGS, USER_CONFIGS.resolve()) or file.name == "config.yaml":
         prefix = ""
     return comments_of_keys(lines, prefix)
+
+
+def hint_anywhere(name: str, config: Config) -> str:
+    """A hint for a key given without its block: `discount` -> `algorithm.discount`."""
+    found = [path for path in paths_of(config) if path.rsplit(".", 1)[-1] == name]
+    return f" Did you mean '{found[0]}'?" if found else ""
+
+
+def readable(error: Exception) -> str:
+    """The lines of a Hydra error that tell a user something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    useful = [line for line in lines if not line.startswith(("full_key", "object_type", "See ", "Set the environment"))]
+    return " ".join(useful)

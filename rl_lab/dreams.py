@@ -8,6 +8,7 @@ from rl_lab.api import Run, RunReference
 from rl_lab.loading import load_agent, load_config
 from rl_lab.runs.film import FilmFiles
 from rl_lab.runs.index import resolve_run
+from rl_lab.runs.video import check_name
 from rl_lab.types import ConfigError
 from rl_lab.wiring import film_dreams
 from rl_lab.workflows.film import can_dream
@@ -29,6 +30,8 @@ def dream(
     for name, value in {"horizon": horizon, "context": context, "sequences": sequences}.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}: write a whole number of at least 1.")
+    if output is not None:
+        check_name(Path(output))
     directory = run.directory if isinstance(run, Run) else resolve_run(run, Path(runs_dir or "runs"))
     config = load_config(directory)
     if seed is not None:

@@ -173,6 +173,24 @@ def test_a_preset_may_speak_of_one_algorithm_alone(experiment: str) -> None:
     assert explain("buffers.replay.batch_size", experiment, ["preset=debug"]).source.startswith("preset_for/debug_")
 
 
+def test_a_size_chosen_by_name_replaces_the_experiments_own_numbers() -> None:
+    parts = compose("dreamer_v3_cartpole", ["size=12m", "components.dynamics.hidden=100"])["components"]
+    assert parts["dynamics"]["deter"] == parts["decoder"]["deter"] == 2048
+    assert parts["dynamics"]["hidden"] == 100
+    assert parts["dynamics"]["latent"]["classes"] == 16
+    assert explain("components.dynamics.deter", "dreamer_v3_cartpole", ["size=12m"]).source == "size/12m.yaml"
+    assert explain("components.dynamics.deter", "dreamer_v3_cartpole").source == "experiment/dreamer_v3_cartpole.yaml"
+    older = compose("dreamer_v1", ["size=1m"])["components"]
+    assert older["encoder"]["depth"] == older["decoder"]["depth"] == 4
+
+
+def test_one_word_makes_everything_eager() -> None:
+    runtime = compose("ppo_cartpole", ["runtime=eager"])["runtime"]
+    assert runtime["capture"] is False and runtime["compile"] is False
+    assert compose("ppo_cartpole")["runtime"]["capture"] == "auto"
+    assert explain("runtime.capture", "ppo_cartpole", ["runtime=eager"]).source == "runtime/eager.yaml"
+
+
 @pytest.mark.parametrize("experiment", ["dreamer_v1", "dreamer_v2", "dreamer_v3", "planet"])
 def test_a_decoder_chosen_by_name_replaces_the_whole_block(experiment: str, user_configs: Path) -> None:
     text = f"# @package _global_\ndefaults:\n  - {experiment}\n  - override /decoder: barlow\n"

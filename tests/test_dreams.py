@@ -131,6 +131,11 @@ def test_numbers_below_one_are_refused(runs_dir: Path, name: str) -> None:
         dreams.dream("state", runs_dir=runs_dir, **{name: 0})  # type: ignore[arg-type]
 
 
+def test_a_film_that_cannot_be_written_is_refused_before_anything_is_played(runs_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"only mp4 is written; name it 'a\.mp4'"):
+        dreams.dream("nowhere", runs_dir=runs_dir, output="a.gif")
+
+
 def test_a_run_that_is_not_there_is_refused(runs_dir: Path) -> None:
     with pytest.raises(RunError):
         dreams.dream("nowhere", runs_dir=runs_dir)

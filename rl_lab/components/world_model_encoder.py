@@ -23,7 +23,8 @@ from rl_lab.components.strided_images import StridedCNN
 from rl_lab.components.two_hot import symlog
 from rl_lab.types import ArraySpec, Batch, ConfigError
 
-SMALLEST_SIDE = 3  # pixels left after the last halving (danijar/dreamerv3, rssm.py asserts 3 to 16)
+MOST_CHANNELS = 4  # an image with no more rows and more channels than this has them the wrong way round
+SMALLEST_SIDE, LARGEST_SIDE = 3, 16  # pixels left after the last halving (danijar/dreamerv3, rssm.py asserts so)
 
 
 class WorldModelEncoder(nn.Module):
@@ -150,9 +151,20 @@ def stage_depths(image_shape: Sequence[int], *, depth: int, multipliers: Sequenc
     while stages < len(multipliers) and height % 2 == width % 2 == 0 and min(height, width) // 2 >= SMALLEST_SIDE:
         height, width, stages = height // 2, width // 2, stages + 1
     if stages == 0:
+        is_turned = image_shape[0] <= MOST_CHANNELS < image_shape[2]
         raise ConfigError(
             f"Images of {image_shape[0]}x{image_shape[1]} cannot be halved for the world model: both sides must be "
-            f"even and at least {2 * SMALLEST_SIDE} pixels. Resize them with a wrapper, best to 64x64."
+            f"even and at least {2 * SMALLEST_SIDE} pixels. "
+            + (
+                "Move their channels, which come first, last."
+                if is_turned
+                else "Resize them with a wrapper, best to 64x64."
+            )
+        )
+    if max(height, width) > LARGEST_SIDE:
+        raise ConfigError(
+            f"Images of {image_shape[0]}x{image_shape[1]} can be halved for the world model down to {height}x{width}, "
+            f"more than {LARGEST_SIDE} pixels, which would make it huge. Resize them with a wrapper, best to 64x64."
         )
     return [depth * multiplier for multiplier in multipliers[:stages]]
 

@@ -36,9 +36,14 @@ def write_video(path: str | Path, frames: Sequence[np.ndarray], fps: float) -> P
     return path
 
 
-def _check(path: Path, frames: Sequence[np.ndarray], fps: float) -> None:
+def check_name(path: Path) -> None:
+    """For those who have long work to do before they write it."""
     if path.suffix != ".mp4":
         raise ConfigError(f"Video {path}: only mp4 is written; name it '{path.with_suffix('.mp4').name}'.")
+
+
+def _check(path: Path, frames: Sequence[np.ndarray], fps: float) -> None:
+    check_name(path)
     if not fps > 0:
         raise ConfigError(f"Video {path}: fps is {fps}; it must be above 0.")
     if len(frames) == 0:

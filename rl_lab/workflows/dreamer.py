@@ -60,7 +60,7 @@ class Dreamer(LatentStateWorkflow):
         free_nats: float = 1.0,
         free_nats_on_average: bool = False,
         exploration_noise: float = 0.0,
-        policy_gradient: Literal["reinforce", "dynamics", "both"] = "reinforce",
+        policy_gradient: Literal["reinforce", "dynamics", "both", "auto"] = "reinforce",
         dynamics_share: float = 0.1,
         slow_critic_rate: float = 0.02,
         slow_critic_every: int = 1,
@@ -99,15 +99,23 @@ class Dreamer(LatentStateWorkflow):
         # One optimiser for everything (V3), or one each (V1, V2).
         self.terms = {"": sum(TERMS.values(), ())} if "agent" in context.optimizers else TERMS
         self.optimizers = {name: context.optimizers.require(name or "agent") for name in self.terms}
-        if self.policy_gradient != "reinforce" and ("" in self.terms or context.spec.action.kind != "continuous"):
+        kind = context.spec.action.kind
+        if self.policy_gradient == "auto":
+            self.policy_gradient = "dynamics" if kind == "continuous" else "reinforce"
+        if self.policy_gradient != "reinforce" and kind != "continuous":
             raise ConfigError(
-                f"algorithm.policy_gradient is {self.policy_gradient}: that needs continuous actions and optimizers "
-                "world_model, actor and critic instead of agent. Write `policy_gradient: reinforce`."
+                f"algorithm.policy_gradient is {self.policy_gradient}: that needs continuous actions, but those of "
+                f"{context.spec.id} are {kind}. Write `policy_gradient: reinforce`, or auto."
             )
-        if self.exploration_noise and context.spec.action.kind != "continuous":
+        if self.policy_gradient != "reinforce" and "" in self.terms:
+            raise ConfigError(
+                f"algorithm.policy_gradient is {self.policy_gradient}: that needs optimizers world_model, actor and "
+                "critic instead of agent, as dreamer_v2 has them. Or write `policy_gradient: reinforce`."
+            )
+        if self.exploration_noise and kind != "continuous":
             raise ConfigError(
                 f"algorithm.exploration_noise is {self.exploration_noise}, but noise suits continuous actions alone "
-                f"and those of {context.spec.id} are {context.spec.action.kind}: write 0.0."
+                f"and those of {context.spec.id} are {kind}: write 0.0."
             )
 
     def check_phase(self, phase: Phase) -> None:

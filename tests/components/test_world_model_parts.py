@@ -121,6 +121,14 @@ def test_images_are_halved_as_often_as_they_can_be() -> None:
     assert stage_depths((12, 24, 3), depth=1, multipliers=(2, 3, 4, 4)) == [2, 3]
     with pytest.raises(ConfigError, match="Images of 5x64 cannot be halved for the world model: both sides must be"):
         stage_depths((5, 64, 3), depth=1, multipliers=(2,))
+    with pytest.raises(
+        ConfigError, match="Images of 84x84 can be halved for the world model down to 21x21, more than 16"
+    ):
+        stage_depths((84, 84, 3), depth=1, multipliers=(2, 3, 4, 4))
+    with pytest.raises(
+        ConfigError, match="Images of 3x32 cannot be halved.* Move their channels, which come first, last"
+    ):
+        stage_depths((3, 32, 32), depth=1, multipliers=(2, 3, 4, 4))
     with pytest.raises(ConfigError, match="kernel is 4: write an odd number, such as 5, so that images keep their"):
         convolution(3, 4, kernel=4)
     other = {"a": ArraySpec((16, 16, 3), "uint8"), "b": ArraySpec((32, 16, 3), "uint8")}

@@ -412,8 +412,8 @@ def test_imagine_tells_states_observations_rewards_and_values() -> None:
         ),
         ("algorithm.exploration_noise=-0.1", "exploration_noise is -0.1: write numbers from 0"),
         ("algorithm.exploration_noise=0.3", "exploration_noise is 0.3, but noise suits continuous actions alone"),
-        ("algorithm.policy_gradient=dynamics", "policy_gradient is dynamics: that needs continuous actions and"),
-        ("algorithm.policy_gradient=both", "policy_gradient is both: that needs continuous actions and"),
+        ("algorithm.policy_gradient=dynamics", "policy_gradient is dynamics: that needs continuous actions, but"),
+        ("algorithm.policy_gradient=both", "policy_gradient is both: that needs continuous actions, but those of none"),
         ("algorithm.dynamics_share=1.5", "algorithm.dynamics_share is 1.5: write a number from 0 to 1."),
         ("algorithm.lambda_=1.5", "algorithm.lambda_ is 1.5: write a number from 0 to 1"),
     ],
@@ -421,6 +421,19 @@ def test_imagine_tells_states_observations_rewards_and_values() -> None:
 def test_impossible_settings_are_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(overrides=(override,))
+
+
+@pytest.mark.parametrize("gradient", ["dynamics", "both", "auto"])
+def test_gradients_through_the_model_need_an_optimizer_each(gradient: str) -> None:
+    with pytest.raises(ConfigError, match="that needs optimizers world_model, actor and critic instead of agent"):
+        make(action=CONTINUOUS, overrides=(f"algorithm.policy_gradient={gradient}",))
+
+
+def test_the_gradient_suits_the_actions_if_it_is_left_open() -> None:
+    config = compose("dreamer_v2", ["components.encoder.layers=1"])
+    for action, expected in ((DISCRETE, "reinforce"), (MULTI, "reinforce"), (CONTINUOUS, "dynamics")):
+        agent = build_agent(config, EnvSpec("none", VECTOR, action), runtime=build_runtime(config))
+        assert isinstance(agent.workflow, Dreamer) and agent.workflow.policy_gradient == expected
 
 
 @pytest.mark.parametrize("unimix", [-1.0, 1.0, 3.0])

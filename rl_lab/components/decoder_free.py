@@ -26,8 +26,9 @@ class InfoNCE(nn.Module):
 
     def loss(self, features: Tensor, rows: Batch) -> Tensor:
         """Nats `[...]` that each state lacks to name its own row: the logarithm of their number if it knows nothing."""
-        logits = _product(*_pairs(self.project(features), rows["embedding"]))  # [R, R]; row i is right with column i
-        nats = torch.logsumexp(logits, dim=-1) - logits.diagonal()
+        told, seen = _pairs(self.project(features), rows["embedding"])
+        logits = told @ seen.t()  # [R, R]; row i is right with column i
+        nats = torch.logsumexp(logits.float(), dim=-1) - logits.diagonal().float()
         return nats.view(features.shape[:-1])
 
     def reconstruct(self, features: Tensor) -> Batch:
@@ -51,7 +52,7 @@ class BarlowTwins(nn.Module):
     def loss(self, features: Tensor, rows: Batch) -> Tensor:
         """One number for the whole batch, said of every row `[...]`."""
         told, seen = (_standardised(each) for each in _pairs(self.project(features), rows["embedding"]))
-        correlation = _product(told.t(), seen.t()) / len(told)  # [E, E]
+        correlation = (told.t() @ seen).float() / len(told)  # [E, E]
         own = correlation.diagonal()
         others = correlation.square().sum() - own.square().sum()
         return ((own - 1.0).square().sum() + self.redundancy * others).expand(features.shape[:-1])
@@ -64,12 +65,6 @@ class BarlowTwins(nn.Module):
 def _pairs(projected: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
     """Both as `[R, E]`; the second is an aim."""
     return projected.flatten(0, -2), embedding.detach().flatten(0, -2)
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """`[R, E]` and `[S, E]` to `[R, S]` in float32: of logits beyond 32, bfloat16 keeps quarters."""
-    with torch.autocast(left.device.type, enabled=False):
-        return left.float() @ right.float().t()
 
 
 def _standardised(rows: Tensor) -> Tensor:

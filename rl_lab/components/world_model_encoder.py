@@ -151,15 +151,12 @@ def stage_depths(image_shape: Sequence[int], *, depth: int, multipliers: Sequenc
     while stages < len(multipliers) and height % 2 == width % 2 == 0 and min(height, width) // 2 >= SMALLEST_SIDE:
         height, width, stages = height // 2, width // 2, stages + 1
     if stages == 0:
-        is_turned = image_shape[0] <= MOST_CHANNELS < image_shape[2]
+        cure = "Resize them with a wrapper, best to 64x64."
+        if image_shape[0] <= MOST_CHANNELS < image_shape[2]:
+            cure = "Move their channels, which come first, last."
         raise ConfigError(
             f"Images of {image_shape[0]}x{image_shape[1]} cannot be halved for the world model: both sides must be "
-            f"even and at least {2 * SMALLEST_SIDE} pixels. "
-            + (
-                "Move their channels, which come first, last."
-                if is_turned
-                else "Resize them with a wrapper, best to 64x64."
-            )
+            f"even and at least {2 * SMALLEST_SIDE} pixels. {cure}"
         )
     if max(height, width) > LARGEST_SIDE:
         raise ConfigError(

@@ -78,8 +78,9 @@ class ScalarHead(nn.Module):
         hidden = self.stack(features)
         if self.prediction == "two_hot":
             return TwoHot(self.output(hidden), self.bins)
-        with torch.autocast(features.device.type, enabled=False):  # bfloat16 cannot tell 79 from 79.2
-            return Scalar(self.output(hidden.float()))
+        # Not as a matrix product: bfloat16 cannot tell 79 from 79.2.
+        number = (hidden.float() * self.output.weight[0]).sum(dim=-1, keepdim=True)
+        return Scalar(number + self.output.bias)
 
 
 class Continuation:

@@ -21,12 +21,27 @@ from rl_lab.wiring import build
 
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "bincount", "_unique2")
 SMALL = ["preset=debug", "evaluation.final_episodes=0", "training.limit_cycles=null"]
+OLDER = [
+    "training.phases.prefill.duration_steps=100",
+    "training.phases.train.updates_per_step=0.5",
+    *(f"components.{part}.units=16" for part in ("encoder", "decoder", "reward_head", "continue_head")),
+    *(f"controllers.{part}.units=16" for part in ("actor", "critic")),
+]
 CASES = {
     "dqn": ["dqn_cartpole", "q_values=expected"],
     "dqn_categorical": ["dqn_cartpole"],
     "dqn rainbow": ["dqn_cartpole_rainbow"],
     "sac": ["sac_pendulum"],
     "dreamer": ["dreamer_v3_cartpole"],
+    "dreamer_v1": ["dreamer_v1", *OLDER],
+    "dreamer_v2": ["dreamer_v2", *OLDER],
+    "dreamer_v2 of choices": ["dreamer_v2", "environment.id=CartPole-v1", *OLDER],
+    "dreamer_v2 of images": [
+        "rl_lab/PixelCatch-v0:dreamer_v2",
+        "environment.wrappers=[{id: resize, height: 64, width: 64}]",
+        "components.encoder.depth=2",
+        *OLDER,
+    ],
     "planet": ["planet_pendulum", "training.phases.prefill.duration_steps=100"],
 }
 UPDATES = 4

@@ -172,8 +172,9 @@ def _keep_chosen_size(composed: Any, overrides: Sequence[Override], config_dir: 
     """A size chosen by name replaces the experiment's own numbers."""
     named = _named(overrides)
     if (file := find(f"size/{named.get('size', 'none')}.yaml", config_dir)) is not None:
-        for path in [path for path in paths_of(read(file)) if path not in named]:
-            if not isinstance(value := value_at(read(file), path), dict):
+        numbers = read(file)
+        for path in [path for path in paths_of(numbers) if path not in named]:
+            if not isinstance(value := value_at(numbers, path), dict):
                 OmegaConf.update(composed, path, value, force_add=True)
 
 

@@ -24,8 +24,10 @@ StateTree = Any
 """Nested dict / list / tuple of tensors, numpy arrays, numbers, strings, booleans and None."""
 
 ROW_KEYS = ("reward", "is_first", "is_last", "is_terminal", "action")
-MODEL_KEYS = ("previous_action", "embedding")  # what world models add to the rows they learn from
 """Names every row has; an observation may not use them."""
+
+MODEL_KEYS = ("previous_action", "embedding")
+"""What world models add to the rows they learn from; an observation of that name is renamed."""
 
 
 class RLLabError(Exception):

@@ -18,15 +18,11 @@ from rl_lab.training.capture import CapturedMethod, Packed
 from rl_lab.training.update_rules import UpdateRule
 from rl_lab.types import Batch
 from rl_lab.wiring import build
+from tests.tiny_dreamer import TINY_OLDER_DREAMER
 
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "bincount", "_unique2")
 SMALL = ["preset=debug", "evaluation.final_episodes=0", "training.limit_cycles=null"]
-OLDER = [
-    "training.phases.prefill.duration_steps=100",
-    "training.phases.train.updates_per_step=0.5",
-    *(f"components.{part}.units=16" for part in ("encoder", "decoder", "reward_head", "continue_head")),
-    *(f"controllers.{part}.units=16" for part in ("actor", "critic")),
-]
+OLDER = [*TINY_OLDER_DREAMER, "environment.num_envs=2", "training.phases.prefill.duration_steps=100"]
 CASES = {
     "dqn": ["dqn_cartpole", "q_values=expected"],
     "dqn_categorical": ["dqn_cartpole"],

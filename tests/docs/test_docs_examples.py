@@ -11,6 +11,7 @@ import pytest
 from docs_pages import ROOT, blocks
 
 import rl_lab
+from rl_lab.composition import compose
 from rl_lab.types import ConfigError
 
 EXAMPLES = ROOT / "examples"
@@ -109,3 +110,18 @@ def test_learning_curves_are_drawn_beside_the_published_ones(here: Path) -> None
     for (task, observation), curves in drawing.read(drawing.POINTS).items():
         assert f"{task}, {observation}" in drawn
         assert "published" in curves and all(who in drawn for who in curves)
+        told = (ROOT / "docs" / "results.md").read_text()
+        ours = [points for who, points in curves.items() if who != "published"]
+        assert all(f"{returns:.0f}" in told for points in ours for _, returns, _ in points)
+
+
+def test_the_walkers_experiment_is_the_one_that_was_measured() -> None:
+    told = (ROOT / "docs" / "results.md").read_text()
+    row = next(line for line in told.splitlines() if line.startswith("| **0.25** |"))
+    ratio, rate, entropy, discount = (cell.strip(" *") for cell in row.split("|")[1:5])
+    config = compose("dreamer_v3_walker_walk")
+    assert config["training"]["phases"][-1]["updates_per_step"] == float(ratio)
+    assert config["optimizers"]["agent"]["learning_rate"] == f"constant({rate}, warmup=1000 updates)"
+    assert config["algorithm"]["loss_scales"]["entropy"] == float(entropy)
+    assert config["algorithm"]["discount"] == float(discount)
+    assert (config["environment"]["num_envs"], config["environment"]["action_repeat"]) == (4, 2)

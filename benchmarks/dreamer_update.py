@@ -29,7 +29,7 @@ import torch
 import yaml
 from torch import nn
 
-from rl_lab.construction import construct
+from rl_lab.config.construct import construct
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, Counts, EnvSpec, Phase, Progress

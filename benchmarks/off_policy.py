@@ -37,8 +37,8 @@ from typing import Any
 import torch
 from off_policy_sac import measure as measure_sac
 
-from rl_lab.composition import compose
-from rl_lab.wiring import build
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
 
 NUM_ENVS = 8
 LEARNING_STARTS = 1_024

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from rl_lab.composition import compose
-from rl_lab.wiring import build
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
 
 GOAL, ZOO_STEPS = 475.0, 100_000
 ZOO_OVERRIDES = [

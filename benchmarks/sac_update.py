@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_lab.components.encoders import ObservationEncoder
-from rl_lab.components.normalizers import ObservationNormalizer
-from rl_lab.components.soft_actor_critic import SoftActor, Temperature, TwinCritic
+from rl_lab.components.heads.soft_actor_critic import SoftActor, Temperature, TwinCritic
+from rl_lab.components.networks.encoders import ObservationEncoder
+from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, EnvSpec, Phase

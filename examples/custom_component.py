@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import rl_lab
-from rl_lab.components.controllers import Critic
+from rl_lab.components.heads.actor_critic import Critic
 
 
 class EnsembleCritic(nn.Module):

@@ -17,11 +17,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rl_lab.api import Run, collect, evaluate, load, make_env, play, resume, train
-    from rl_lab.dreams import dream
+    from rl_lab.experiment.dream import dream
     from rl_lab.policy import Policy
 
 _HOMES = dict.fromkeys(("Run", "collect", "evaluate", "load", "make_env", "play", "resume", "train"), "rl_lab.api")
-_HOMES |= {"dream": "rl_lab.dreams", "Policy": "rl_lab.policy"}
+_HOMES |= {"dream": "rl_lab.experiment.dream", "Policy": "rl_lab.policy"}
 
 __all__ = ["Policy", "Run", "collect", "dream", "evaluate", "load", "make_env", "play", "resume", "train"]
 

@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_lab.composition import apply_overrides, compose, to_yaml
-from rl_lab.datasets import Dataset, Format, Request, collect_random, collect_run, default_output
+from rl_lab.config.compose import apply_overrides, compose, to_yaml
+from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
 from rl_lab.environments.base import Environment
 from rl_lab.environments.catalog import EnvInfo
 from rl_lab.environments.checker import Finding
 from rl_lab.environments.factory import make_environment
-from rl_lab.loading import load_agent, load_config
+from rl_lab.experiment.build import Experiment, build, build_environment
+from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run, default_output
+from rl_lab.experiment.load import load_agent, load_config
 from rl_lab.orchestration.housekeeping import Housekeeping
 from rl_lab.policy import Policy
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
@@ -33,9 +35,7 @@ from rl_lab.runs.manifest import collect_manifest
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.video import write_video
-from rl_lab.settings import read_settings, refuse_steps_that_never_come
 from rl_lab.types import ConfigError, EnvSpec, Metrics, RLLabError, RunError
-from rl_lab.wiring import Experiment, build, build_environment
 
 ResumeMode = Literal["exact", "warm_start", "warm_start_optimizer"]
 MODES = ("exact", "warm_start", "warm_start_optimizer")

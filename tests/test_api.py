@@ -14,7 +14,7 @@ import pytest
 
 import rl_lab
 from rl_lab import api
-from rl_lab.composition import apply_overrides
+from rl_lab.config.compose import apply_overrides
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.types import ConfigError, RunError
 from rl_lab.utils.tree import leaves_with_paths

@@ -19,33 +19,24 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "rl_lab"
 
 # Which of our modules each part may import, besides itself. A name also allows what lies below it.
-LEAVES = ("buffers", "components", "environments", "training", "runs", "metrics")
+LEAVES = ("buffers", "environments", "runs", "metrics")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(LEAVES, ("types", "utils")),
+    "components": ("kernels", "types", "utils"),
+    "training": ("kernels", "types", "utils"),
     "types": (),
     "utils": (),
     "configs": (),
-    "config_files": ("types", "utils"),
-    "composition": ("config_files", "types", "utils"),
     "collection": ("environments.base", "types", "utils"),
-    "workflows": ("components", "training", "types"),
+    "workflows": ("components", "kernels", "training", "types"),
     "orchestration": (
         *("workflows.base", "collection", "buffers.base", "runs", "metrics", "training.world", "types", "utils"),
     ),
-    "cli": (
-        "",
-        "api",
-        "dreams",
-        "wiring",
-        "composition",
-        "config_files",
-        "runs",
-        "types",
-    ),  # "": the package itself, for its version
-    "__init__": ("api", "dreams", "policy"),
+    "cli": ("", "api", "config", "experiment", "launch", "runs", "types"),  # "": the package itself, for its version
+    "__init__": ("api", "experiment", "policy"),
     "__main__": ("cli",),
 }
-EVERYTHING = ("wiring", "settings", "api", "policy", "construction", "loading", "datasets", "dreams")
+EVERYTHING = ("config", "experiment", "launch", "api", "policy", "kernels")
 
 # Where an exception of any kind is met, file and function: user code runs inside, and why is said there.
 BROAD_EXCEPTS = {
@@ -127,8 +118,8 @@ def wrong_imports(source: Source) -> Iterator[str]:
 def wrong_libraries(source: Source) -> Iterator[str]:
     """Each big library has one home."""
     homes = {
-        "hydra": ("composition",),
-        "omegaconf": ("composition",),
+        "hydra": ("config",),
+        "omegaconf": ("config",),
         "gymnasium": ("environments", "api", "cli.doctor"),
     }
     for node, name in imported_names(source):
@@ -304,7 +295,12 @@ BREAKS: list[tuple[Rule, str, str, int]] = [
     (wrong_imports, "components/new.py", "def f():\n    import rl_lab.training.optimizer", 1),
     (wrong_imports, "utils/new.py", "from rl_lab.types import Batch", 1),
     (wrong_imports, "types.py", "from rl_lab import utils", 1),
-    (wrong_imports, "workflows/new.py", "from rl_lab.components.networks import MLP\nfrom rl_lab import collection", 1),
+    (
+        wrong_imports,
+        "workflows/new.py",
+        "from rl_lab.components.networks.mlp import MLP\nfrom rl_lab import collection",
+        1,
+    ),
     (wrong_imports, "workflows/new.py", "from ..collection import collector", 1),
     (wrong_imports, "collection/new.py", "from rl_lab.environments.factory import make_environment", 1),
     (wrong_imports, "collection/new.py", "from rl_lab.environments.base import Environment", 0),
@@ -313,12 +309,12 @@ BREAKS: list[tuple[Rule, str, str, int]] = [
     (wrong_imports, "orchestration/new.py", "from rl_lab.workflows.base import Workflow", 0),
     (wrong_imports, "cli/new.py", "from rl_lab import __version__, api\nfrom rl_lab.runs.index import RunIndex", 0),
     (wrong_imports, "cli/new.py", "from rl_lab.training.runtime import Runtime", 1),
-    (wrong_imports, "wiring.py", "from rl_lab.workflows.ppo import PPO", 0),
-    (wrong_libraries, "wiring.py", "from omegaconf import OmegaConf", 1),
-    (wrong_libraries, "composition.py", "import hydra", 0),
+    (wrong_imports, "experiment/build.py", "from rl_lab.workflows.ppo import PPO", 0),
+    (wrong_libraries, "experiment/build.py", "from omegaconf import OmegaConf", 1),
+    (wrong_libraries, "config/compose.py", "import hydra", 0),
     (wrong_libraries, "collection/new.py", "import gymnasium as gym", 1),
     (wrong_libraries, "environments/new.py", "import torch", 1),
-    (wrong_libraries, "wiring.py", "from rl_lab.environments.recipe import Recipe", 1),
+    (wrong_libraries, "experiment/build.py", "from rl_lab.environments.recipe import Recipe", 1),
     (wrong_libraries, "policy.py", "from rl_lab.environments.recipe import Blueprint", 0),
     (long_files, "types.py", "x = 1\n" * 501, 1),
     (long_files, "workflows/new.py", "x = 1\n" * 331, 1),

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rl_lab.components import fused, soft_losses
-from rl_lab.components.ensembles import EnsembleMLP
-from rl_lab.composition import compose
+from rl_lab.components.networks.ensemble import EnsembleMLP
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
+from rl_lab.kernels import fused, soft_losses
 from rl_lab.training import optimizer
 from rl_lab.training.capture import CapturedMethod, Packed
 from rl_lab.training.update_rules import UpdateRule
 from rl_lab.types import Batch
-from rl_lab.wiring import build
 from tests.tiny_dreamer import TINY_OLDER_DREAMER
 
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "bincount", "_unique2")

@@ -12,16 +12,16 @@ import pytest
 import yaml
 
 from rl_lab.api import collect, train
-from rl_lab.composition import compose, list_experiments
-from rl_lab.config_files import PACKAGE_CONFIGS, documented_keys
-from rl_lab.construction import resolve_target
+from rl_lab.config.compose import compose, list_experiments
+from rl_lab.config.construct import resolve_target
+from rl_lab.config.files import PACKAGE_CONFIGS, documented_keys
+from rl_lab.config.schema import CheckpointBlock, EvaluationBlock, LoggingBlock, RunsBlock
 from rl_lab.environments.factory import make_environment
+from rl_lab.experiment.build import check
 from rl_lab.orchestration.stopping import StopRules
-from rl_lab.settings import CheckpointBlock, EvaluationBlock, LoggingBlock, RunsBlock
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
 from rl_lab.types import MissingExtraError
-from rl_lab.wiring import check
 
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = [info.name for info in list_experiments()]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_lab.composition import compose
-from rl_lab.wiring import build
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
 

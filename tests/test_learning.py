@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rl_lab.composition import compose
-from rl_lab.wiring import build
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
 from tests.tiny_dreamer import TINY_DREAMER, TINY_OLDER_DREAMER
 from tests.tiny_planet import TINY_PLANET
 

@@ -21,12 +21,12 @@ import pytest
 
 from rl_lab import api
 from rl_lab.buffers.archive import rows_in_full
-from rl_lab.composition import compose
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import Experiment, build
 from rl_lab.metrics.names import is_wall_clock
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.utils.tree import equal
-from rl_lab.wiring import Experiment, build
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
 

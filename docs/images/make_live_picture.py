@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rl_lab.composition import compose
-from rl_lab.wiring import build
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
 
 OUTPUT = Path(__file__).parent / "live.svg"
 CAUGHT_AT = 0.6  # of the run: late enough for curves, early enough for a progress bar

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _explain(arguments: argparse.Namespace) -> int:
     experiment, overrides = one_name(arguments.words, "experiment")
 
-    from rl_lab import composition
+    from rl_lab.config import compose as composition
 
     found = composition.explain(arguments.key, experiment, overrides, config_dir=arguments.config_dir)
     if arguments.json:
@@ -90,7 +90,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.all and names:
         raise UsageError(f"--all checks every experiment; leave out '{names[0]}' or --all.")
 
-    from rl_lab import composition
+    from rl_lab.config import compose as composition
 
     if arguments.all:
         names = [experiment.name for experiment in composition.list_experiments(config_dir=arguments.config_dir)]
@@ -110,7 +110,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _check_one(name: str | None, overrides: list[str], config_dir: Path | None) -> dict[str, str]:
-    from rl_lab import composition, wiring
+    from rl_lab.config import compose as composition
+    from rl_lab.experiment import build as wiring
     from rl_lab.types import MissingDatasetError, MissingExtraError, RLLabError
 
     state, message = "ok", ""
@@ -148,7 +149,7 @@ def _shown(config: dict[str, Any], key: str) -> str:
 
 def _config_of(reference: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The config behind an experiment's name, ENV:ALGORITHM, or a run."""
-    from rl_lab import composition
+    from rl_lab.config import compose as composition
 
     known = [experiment.name for experiment in composition.list_experiments(config_dir=arguments.config_dir)]
     if reference in known or (":" in reference and not Path(reference).exists()):

@@ -38,7 +38,7 @@ def build_parser(prog: str) -> Parser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rl_lab import dreams
+    from rl_lab.experiment import dream as dreams
 
     written = dreams.dream(
         arguments.run,

@@ -29,7 +29,7 @@ def build_parser(prog: str) -> Parser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rl_lab import composition
+    from rl_lab.config import compose as composition
 
     wanted = arguments.filter.lower()
     known = composition.list_experiments(config_dir=arguments.config_dir)

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def gather(directory: RunDirectory) -> dict[str, Any]:
     """The run as plain data: the answer of --json, and what the page is drawn from."""
-    from rl_lab.config_files import from_yaml
+    from rl_lab.config.files import from_yaml
     from rl_lab.runs.metrics_file import read_metrics, series
 
     rows = read_metrics(directory.metrics_path)

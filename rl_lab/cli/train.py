@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.jobs and not arguments.multirun:
         raise UsageError("--jobs runs several trainings at a time and needs -m: rl-lab train -m seed=0,1,2 --jobs 2")
 
-    from rl_lab import composition
+    from rl_lab.config import compose as composition
 
     sweep = list(product((experiment or "").split(","), composition.split_sweep(overrides)))
     if len(sweep) > 1 and not arguments.multirun:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rl_lab.types import RunError
 
-CONFIG_SCHEMA_VERSION = 1
+CONFIG_SCHEMA_VERSION = 2
 CHECKPOINT_SCHEMA_VERSION = 1
 
 _GIT_TIMEOUT_S = 5.0

@@ -67,7 +67,7 @@ class LaProp(UpdateRule):
         """On a GPU, with gradients that always lie at the same places: one kernel."""
         if not (isinstance(counts, list) and self.gradients_stay and parameters[0].is_cuda and not self.weight_decay):
             return False
-        from rl_lab.training.laprop_kernel import PiecesByAddress
+        from rl_lab.kernels.triton.laprop import PiecesByAddress
 
         self._pieces = self._pieces or PiecesByAddress()
         lists = (parameters, gradients, state["mean"], state["mean_square"])

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.q_loss import PlainValues
-from rl_lab.components.tables import allowed_values
-from rl_lab.components.transitions import transition_and_following
+from rl_lab.components.heads.tables import allowed_values
+from rl_lab.components.returns.transitions import transition_and_following
+from rl_lab.kernels.q_loss import PlainValues
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import (

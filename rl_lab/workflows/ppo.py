@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from rl_lab.components.controllers import act_and_judge
-from rl_lab.components.return_computers import lambda_return
-from rl_lab.components.statistics import mean, standardize
-from rl_lab.components.surrogate import actor_critic_loss
+from rl_lab.components.heads.actor_critic import act_and_judge
+from rl_lab.components.returns.returns import lambda_return
+from rl_lab.components.returns.statistics import mean, standardize
+from rl_lab.kernels.surrogate import actor_critic_loss
 from rl_lab.training.schedules import Schedule, never_negative, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_scales, checked_share, named

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from rl_lab.components.tables import allowed_values, draw, epsilon_greedy
+from rl_lab.components.heads.tables import allowed_values, draw, epsilon_greedy
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, CollectResult, Metrics, Phase, PolicyStep, Progress, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_share, checked_shares

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.soft_losses import critic_loss, decide, policy_loss, temperature_loss
-from rl_lab.components.transitions import transition_and_following
+from rl_lab.components.returns.transitions import transition_and_following
+from rl_lab.kernels.soft_losses import critic_loss, decide, policy_loss, temperature_loss
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_share, named

@@ -121,8 +121,8 @@ def test_sizes_are_written_for_people(count: int, words: str) -> None:
 
 
 def test_the_config_check_refuses_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_lab import wiring
-    from rl_lab.composition import compose
+    from rl_lab.config.compose import compose
+    from rl_lab.experiment import build as wiring
 
     monkeypatch.setattr(budget, "free_memory_bytes", lambda: 1000)
     config: dict[str, Any] = compose("dqn_cartpole", [])

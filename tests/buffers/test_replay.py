@@ -11,7 +11,7 @@ import torch
 
 from rl_lab.buffers import replay
 from rl_lab.buffers.replay import ReplayBuffer
-from rl_lab.components.transitions import n_step_transitions
+from rl_lab.components.returns.transitions import n_step_transitions
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec
 from rl_lab.utils.tree import equal, numpy_to_tensors
 from tests import test_contract as contract

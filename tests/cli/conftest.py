@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 from cli_fakes import Answer
 
-import rl_lab
 from rl_lab.cli.main import main
 
 
@@ -37,7 +37,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
         module = ModuleType(f"rl_lab.{name}")
         module.__dict__.update(attributes)
         monkeypatch.setitem(sys.modules, f"rl_lab.{name}", module)
-        monkeypatch.setattr(rl_lab, name, module, raising=False)
+        package, _, last = f"rl_lab.{name}".rpartition(".")
+        monkeypatch.setattr(importlib.import_module(package), last, module, raising=False)
         return SimpleNamespace(**attributes)
 
     return replace

@@ -12,7 +12,7 @@ import pytest
 from cli_fakes import Calls
 
 from rl_lab.cli.collect import _progress
-from rl_lab.datasets import Dataset
+from rl_lab.experiment.collect import Dataset
 
 WRITTEN = Dataset("data/a", Path("data/a"), "CartPole-v1", "random", 105, 100, 4, 1, 20.5, 9.0, 31.0, 4321)
 

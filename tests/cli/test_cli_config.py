@@ -46,7 +46,7 @@ CONFIGS = {
 @pytest.fixture
 def composition(fake: Any) -> Any:
     return fake(
-        "composition",
+        "config.compose",
         list_experiments=Calls([Info(name) for name in CONFIGS]),
         compose=Calls(lambda name, overrides=(), config_dir=None: CONFIGS[name or "ppo_cartpole"]),
         explain=Calls(lambda key, experiment, overrides, config_dir: Explanation(key, 0.2)),
@@ -95,7 +95,7 @@ def test_check_all_reports_each_and_fails_if_one_does(rl: Any, fake: Any, compos
         if "target_kl" in config["algorithm"]:
             raise ConfigError("algorithm.target_kl: -1 is not allowed")
 
-    fake("wiring", check=check)
+    fake("experiment.build", check=check)
     answer = rl("config", "check", "--all")
     assert answer.code == 2
     assert answer.out.splitlines() == [
@@ -108,13 +108,13 @@ def test_check_all_reports_each_and_fails_if_one_does(rl: Any, fake: Any, compos
 
 
 def test_check_skips_what_needs_an_extra(rl: Any, fake: Any, composition: Any) -> None:
-    fake("wiring", check=Calls(MissingExtraError("pip install rl-lab[box2d]")))
+    fake("experiment.build", check=Calls(MissingExtraError("pip install rl-lab[box2d]")))
     answer = rl("config", "check", "ppo_acrobot")
     assert (answer.code, answer.out) == (0, "skip  ppo_acrobot  pip install rl-lab[box2d]\n")
 
 
 def test_check_defaults_to_the_default_run(rl: Any, fake: Any, composition: Any) -> None:
-    fake("wiring", check=Calls())
+    fake("experiment.build", check=Calls())
     assert rl("config", "check", "seed=2").out == "ok  (default run)\n"
     assert composition.compose.seen == [((None, ["seed=2"]), {"config_dir": None})]
 

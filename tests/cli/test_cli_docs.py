@@ -10,7 +10,7 @@ import pytest
 
 from rl_lab.cli.main import SUMMARIES, command_module
 from rl_lab.cli.parsing import split_words
-from rl_lab.composition import compose, split_sweep
+from rl_lab.config.compose import compose, split_sweep
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
 PLACEHOLDERS = ("my_experiment", "COMMAND")

@@ -34,9 +34,9 @@ def split_sweep(overrides: list[str]) -> list[list[str]]:
 
 @pytest.fixture
 def below(fake: Any) -> SimpleNamespace:
-    """rl_lab.composition and rl_lab.api, remembering what they were asked."""
+    """rl_lab.config.compose and rl_lab.api, remembering what they were asked."""
     composition = fake(
-        "composition",
+        "config.compose",
         split_sweep=split_sweep,
         compose=Calls(lambda name, overrides, config_dir: {"name": name, "overrides": list(overrides)}),
         to_yaml=lambda config: f"name: {config['name']}\noverrides: {config['overrides']}\n",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.bandits import UCB, BernoulliThompson, EpsilonGreedy, GaussianThompson, GradientBandit
+from rl_lab.components.heads.bandits import UCB, BernoulliThompson, EpsilonGreedy, GaussianThompson, GradientBandit
 from rl_lab.types import ActionSpec, Batch, ConfigError
 
 CPU = torch.device("cpu")

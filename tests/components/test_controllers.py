@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_lab.components.controllers import Actor, Critic, RandomController
-from rl_lab.components.distributions import Categorical, DiagonalGaussian, MultiCategorical
+from rl_lab.components.heads.actor_critic import Actor, Critic, RandomController
+from rl_lab.components.heads.distributions import Categorical, DiagonalGaussian, MultiCategorical
 from rl_lab.types import ActionSpec
 
 DISCRETE = ActionSpec("discrete", (3,))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.decoder_free import BarlowTwins, InfoNCE
+from rl_lab.components.world_model.decoder_free import BarlowTwins, InfoNCE
 from rl_lab.types import ConfigError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import distributions as reference
 
-from rl_lab.components.distributions import (
+from rl_lab.components.heads.distributions import (
     Categorical,
     DiagonalGaussian,
     MultiCategorical,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_lab.components.encoders import ObservationEncoder
+from rl_lab.components.networks.encoders import ObservationEncoder
 from rl_lab.types import ArraySpec, Batch, ConfigError
 
 VECTOR = {"vector": ArraySpec((4,), "float32")}

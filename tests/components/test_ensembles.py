@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_lab.components.ensembles import EnsembleMLP
+from rl_lab.components.networks.ensemble import EnsembleMLP
 from rl_lab.types import ConfigError
 
 

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_lab.components.decoders import DoublingCNN
-from rl_lab.components.image_stages import (
+from rl_lab.components.world_model.decoder import DoublingCNN
+from rl_lab.components.world_model.encoder import HalvingCNN
+from rl_lab.components.world_model.image_stages import (
     convolution_of_images,
     doubling_convolution,
     filled_phases,
@@ -18,8 +19,7 @@ from rl_lab.components.image_stages import (
     spread,
     spread_norm_silu,
 )
-from rl_lab.components.layers import NORM_EPSILON, RMSNorm
-from rl_lab.components.world_model_encoder import HalvingCNN
+from rl_lab.components.world_model.layers import NORM_EPSILON, RMSNorm
 
 
 def norm_with(weight: Tensor, image: Tensor) -> Tensor:

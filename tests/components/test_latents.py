@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rl_lab.components.latents import CategoricalLatent, GaussianLatent, unimix
+from rl_lab.components.world_model.latents import CategoricalLatent, GaussianLatent, unimix
 from rl_lab.types import ConfigError
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.memory import GRUMemory, LSTMMemory
+from rl_lab.components.networks.memory import GRUMemory, LSTMMemory
 from rl_lab.types import ConfigError
 
 MEMORIES = [GRUMemory, LSTMMemory]

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from rl_lab.components.networks import MLP, DreamerCNN, ImpalaCNN, NatureCNN, SmallCNN, linear, make_image_network
+from rl_lab.components.networks.cnn import DreamerCNN, ImpalaCNN, NatureCNN, SmallCNN, make_image_network
+from rl_lab.components.networks.mlp import MLP, linear
 from rl_lab.types import ConfigError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_lab.components.normalizers import ObservationNormalizer, RewardNormalizer
+from rl_lab.components.networks.normalizers import ObservationNormalizer, RewardNormalizer
 from rl_lab.types import ArraySpec, ConfigError
 
 OBSERVATION = {

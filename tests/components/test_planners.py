@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.planners import CEMPlanner
+from rl_lab.components.planners.cem import CEMPlanner
 from rl_lab.types import ConfigError
 
 CPU = torch.device("cpu")

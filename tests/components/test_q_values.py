@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.q_values import ActionNetwork, CategoricalQ, QuantileQ, QValues, of_action
+from rl_lab.components.heads.q_values import ActionNetwork, CategoricalQ, QuantileQ, QValues, of_action
 from rl_lab.types import ActionSpec, ConfigError
 
 THREE = ActionSpec("discrete", (3,))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_lab.components import return_computers as rc
+from rl_lab.components.returns import returns as rc
 from rl_lab.types import Batch, ConfigError
 
 

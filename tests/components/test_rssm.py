@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components import rssm as rssm_module
-from rl_lab.components.latents import CategoricalLatent, GaussianLatent
-from rl_lab.components.layers import BlockLinear, block_product
-from rl_lab.components.rssm import RSSM, BlockGRU
+from rl_lab.components.world_model import rssm as rssm_module
+from rl_lab.components.world_model.latents import CategoricalLatent, GaussianLatent
+from rl_lab.components.world_model.layers import BlockLinear, block_product
+from rl_lab.components.world_model.rssm import RSSM, BlockGRU
 from rl_lab.types import ActionSpec, ConfigError
 
 CPU = torch.device("cpu")

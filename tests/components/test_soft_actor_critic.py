@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.augmentation import RandomShift
-from rl_lab.components.distributions import Categorical, SquashedGaussian
-from rl_lab.components.soft_actor_critic import Draw, SoftActor, Temperature, TwinCritic
+from rl_lab.components.heads.distributions import Categorical, SquashedGaussian
+from rl_lab.components.heads.soft_actor_critic import Draw, SoftActor, Temperature, TwinCritic
+from rl_lab.components.networks.augmentation import RandomShift
 from rl_lab.types import ActionSpec, ArraySpec, ConfigError
 
 CONTINUOUS, DISCRETE = ActionSpec("continuous", (2,)), ActionSpec("discrete", (3,))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_lab.components.decoders import ObservationDecoder
-from rl_lab.components.strided_images import StridedCNN, TransposedCNN
-from rl_lab.components.world_model_encoder import WorldModelEncoder
+from rl_lab.components.world_model.decoder import ObservationDecoder
+from rl_lab.components.world_model.encoder import WorldModelEncoder
+from rl_lab.components.world_model.strided_images import StridedCNN, TransposedCNN
 from rl_lab.types import ArraySpec, ConfigError
 
 STYLE = {"multipliers": (1, 2, 4, 8), "activation": "relu", "norm": "none"}

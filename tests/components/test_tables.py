@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_lab.components.tables import ValueTable, epsilon_greedy
+from rl_lab.components.heads.tables import ValueTable, epsilon_greedy
 from rl_lab.types import ActionSpec, ArraySpec, ConfigError
 
 TWO_ACTIONS = ActionSpec("discrete", (2,))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_lab.components.return_computers import n_step_return
-from rl_lab.components.transitions import n_step_transitions, rows_at
+from rl_lab.components.returns.returns import n_step_return
+from rl_lab.components.returns.transitions import n_step_transitions, rows_at
 from rl_lab.types import Batch
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rl_lab.components.two_hot import TwoHot, symexp, symexp_bins, symlog, two_hot_weights
+from rl_lab.components.world_model.two_hot import TwoHot, symexp, symexp_bins, symlog, two_hot_weights
 from rl_lab.types import ConfigError
 
 

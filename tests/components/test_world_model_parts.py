@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from rl_lab.components.decoders import ObservationDecoder
-from rl_lab.components.distributions import (
+from rl_lab.components.heads.distributions import (
     Categorical,
     DiagonalGaussian,
     MultiCategorical,
     SquashedGaussian,
     TruncatedGaussian,
 )
-from rl_lab.components.layers import Layer, LayerNorm, RMSNorm, Stack, dense, frozen
-from rl_lab.components.return_scale import PercentileScale, percentile
-from rl_lab.components.two_hot import TwoHot
-from rl_lab.components.world_model_encoder import WorldModelEncoder, convolution, stage_depths
-from rl_lab.components.world_model_heads import ContinueHead, LatentActor, Scalar, ScalarHead
+from rl_lab.components.returns.return_scale import PercentileScale, percentile
+from rl_lab.components.world_model.decoder import ObservationDecoder
+from rl_lab.components.world_model.encoder import WorldModelEncoder, convolution, stage_depths
+from rl_lab.components.world_model.heads import ContinueHead, LatentActor, Scalar, ScalarHead
+from rl_lab.components.world_model.layers import Layer, LayerNorm, RMSNorm, Stack, dense, frozen
+from rl_lab.components.world_model.two_hot import TwoHot
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError
 
 CPU = torch.device("cpu")

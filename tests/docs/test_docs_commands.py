@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from docs_pages import PAGES, ROOT, commands, inline_code, name_of
 
-from rl_lab import composition
 from rl_lab.cli.main import SUMMARIES, command_module
 from rl_lab.cli.parsing import one_name
+from rl_lab.config import compose as composition
 
 COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
 EXAMPLE_CONFIGS = ROOT / "examples" / "my_algorithm" / "configs"

@@ -11,7 +11,7 @@ import pytest
 from docs_pages import ROOT, blocks
 
 import rl_lab
-from rl_lab.composition import compose
+from rl_lab.config.compose import compose
 from rl_lab.types import ConfigError
 
 EXAMPLES = ROOT / "examples"

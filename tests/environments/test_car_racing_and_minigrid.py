@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from rl_lab.composition import compose
-from rl_lab.config_files import PACKAGE_CONFIGS
+from rl_lab.config.compose import compose
+from rl_lab.config.files import PACKAGE_CONFIGS
 from rl_lab.environments import make_environment
 from rl_lab.environments.checker import check_environment
 from rl_lab.types import ConfigError

@@ -11,7 +11,7 @@ from torch import nn
 from rl_lab.buffers.episodes import EpisodeBuffer
 from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.collection.collector import Collector
-from rl_lab.components.controllers import RandomController
+from rl_lab.components.heads.actor_critic import RandomController
 from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.housekeeping import EvaluationPlan
 from rl_lab.orchestration.orchestrator import Orchestrator

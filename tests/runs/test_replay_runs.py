@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from rl_lab import api
-from rl_lab.composition import compose
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import RunError
-from rl_lab.wiring import build
 from tests.test_resume import COMMON, SMALL_DQN, assert_same_run, reproducible_rows, run_to_the_end
 
 UPDATES = 14

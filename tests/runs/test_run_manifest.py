@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import subprocess
 import sys
@@ -12,8 +13,14 @@ import pytest
 import torch
 
 from rl_lab.runs import manifest as manifest_module
-from rl_lab.runs.manifest import check_schema_version, collect_manifest, git_state
-from rl_lab.runs.migrate import migrate_config
+from rl_lab.runs.manifest import (
+    CHECKPOINT_SCHEMA_VERSION,
+    CONFIG_SCHEMA_VERSION,
+    check_schema_version,
+    collect_manifest,
+    git_state,
+)
+from rl_lab.runs.migrate import MOVED_MODULES, migrate_config
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import RunError
 
@@ -27,7 +34,7 @@ def test_a_manifest_says_what_made_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/rl-lab", "train", "ppo_cartpole", "name=a b"])
     manifest = collect_manifest(config_text="seed: 1\n", seed=1, algorithm="ppo", environment_id="CartPole-v1")
     assert json.loads(json.dumps(manifest)) == manifest
-    assert manifest["config_schema_version"] == manifest["checkpoint_schema_version"] == 1
+    assert (manifest["config_schema_version"], manifest["checkpoint_schema_version"]) == (2, 1)
     assert manifest["config_hash"] == hashlib.sha256(b"seed: 1\n").hexdigest()
     assert manifest["command_line"] == "rl-lab train ppo_cartpole 'name=a b'"
     assert (manifest["seed"], manifest["algorithm"], manifest["environment_id"]) == (1, "ppo", "CartPole-v1")
@@ -65,11 +72,11 @@ def test_no_repository_no_git_and_a_slow_git_are_fine(tmp_path: Path, monkeypatc
 def test_a_future_schema_asks_for_an_upgrade(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run()
     assert run.read_manifest()["algorithm"] == "ppo"
-    for key, what in (("config_schema_version", "config"), ("checkpoint_schema_version", "checkpoint")):
-        run.write_manifest(run.read_manifest() | {key: 2})
+    for what, version in (("config", CONFIG_SCHEMA_VERSION), ("checkpoint", CHECKPOINT_SCHEMA_VERSION)):
+        run.write_manifest(run.read_manifest() | {f"{what}_schema_version": version + 1})
         with pytest.raises(RunError) as caught:
             run.read_manifest()
-        assert f"newer RL Lab: {what} schema version 2, this one reads up to 1" in str(caught.value)
+        assert f"newer RL Lab: {what} schema version {version + 1}, this one reads up to {version}" in str(caught.value)
         assert "`pip install --upgrade rl-lab`" in str(caught.value)
         assert str(run.manifest_path) in str(caught.value)
         run.write_manifest({"config_schema_version": 1, "checkpoint_schema_version": 1})
@@ -103,7 +110,7 @@ def test_an_old_config_climbs_every_version_and_stays_untouched() -> None:
 
 def test_a_config_of_today_is_only_copied() -> None:
     config = {"algorithm": {"discount": 0.9}}
-    migrated = migrate_config(config, 1)
+    migrated = migrate_config(config, CONFIG_SCHEMA_VERSION)
     assert migrated == config and migrated["algorithm"] is not config["algorithm"]
 
 
@@ -112,3 +119,17 @@ def test_a_config_that_cannot_be_migrated_says_which_step_is_missing() -> None:
         migrate_config({"algorithm": {"gamma": 1}}, 1, steps={1: rename_gamma}, target=3)
     with pytest.raises(RunError, match=r"The run's config was written by a newer RL Lab.*Upgrade"):
         migrate_config({}, 9)
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED_MODULES.items())
+def test_classes_that_old_configs_name_are_found_in_their_new_homes(old: str, new: str) -> None:
+    module = importlib.import_module(new)
+    name = next(name for name, value in vars(module).items() if getattr(value, "__module__", None) == new)
+    config = {"components": {"encoder": {"_target_": f"{old}.{name}", "inner": [{"_target_": "my_package.Part"}]}}}
+    migrated = migrate_config(config, 1)["components"]["encoder"]
+    assert migrated == {"_target_": f"{new}.{name}", "inner": [{"_target_": "my_package.Part"}]}
+
+
+def test_image_networks_moved_to_a_file_of_their_own() -> None:
+    migrated = migrate_config({"_target_": "rl_lab.components.networks.NatureCNN"}, 1)
+    assert migrated == {"_target_": "rl_lab.components.networks.cnn.NatureCNN"}

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from rl_lab import wiring
-from rl_lab.composition import compose
+from rl_lab.config.compose import compose
+from rl_lab.experiment import build as wiring
 from rl_lab.training import runtime as runtime_module
 from rl_lab.training.runtime import Runtime, resolve_device
 from rl_lab.types import ConfigError

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from rl_lab.components.bandits import EpsilonGreedy
-from rl_lab.composition import compose
+from rl_lab.components.heads.bandits import EpsilonGreedy
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import Experiment, build
 from rl_lab.types import ActionSpec, Batch, CollectResult, Counts, Phase, TimeStep
 from rl_lab.utils.tree import map_leaves
-from rl_lab.wiring import Experiment, build
 from rl_lab.workflows.bandit import Bandit
 from tests.doubles import make_context
 from tests.test_resume import COMMON, assert_same_run, run_to_the_end

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.q_values import QValues
-from rl_lab.composition import compose
+from rl_lab.components.heads.q_values import QValues
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build, check
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.schedules import Schedule
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec, Phase, Progress, TimeStep
-from rl_lab.wiring import build, check
 from rl_lab.workflows.dqn import DQN
 from tests.doubles import batch_of, make_context
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.composition import compose
-from rl_lab.construction import construct
+from rl_lab.config.compose import compose
+from rl_lab.config.construct import construct
 from rl_lab.types import ActionSpec, ArraySpec
 
 WALKER = {"vector": ArraySpec((24,), "float32")}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from rl_lab.composition import compose
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import Agent, build_agent, build_runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec
-from rl_lab.wiring import Agent, build_agent, build_runtime
 from rl_lab.workflows.dreamer import Dreamer
 from rl_lab.workflows.film import can_dream, make_film, while_anybody_plays
 from tests.tiny_dreamer import TINY_PARTS

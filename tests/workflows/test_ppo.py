@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.distributions import Categorical
-from rl_lab.components.normalizers import ObservationNormalizer, RewardNormalizer
+from rl_lab.components.heads.distributions import Categorical
+from rl_lab.components.networks.normalizers import ObservationNormalizer, RewardNormalizer
 from rl_lab.types import Batch, ConfigError, LossOutput, Phase, Progress, TimeStep
 from rl_lab.workflows.ppo import PPO
 from tests.doubles import SPEC, batch_of, make_context

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.collection.collector import Collector
-from rl_lab.components.controllers import Actor, Critic
-from rl_lab.components.encoders import ObservationEncoder
-from rl_lab.components.memory import GRUMemory, LSTMMemory
-from rl_lab.components.normalizers import ObservationNormalizer, RewardNormalizer
+from rl_lab.components.heads.actor_critic import Actor, Critic
+from rl_lab.components.networks.encoders import ObservationEncoder
+from rl_lab.components.networks.memory import GRUMemory, LSTMMemory
+from rl_lab.components.networks.normalizers import ObservationNormalizer, RewardNormalizer
 from rl_lab.environments.factory import make_environment
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.types import Batch, ConfigError, EnvSpec, Phase, Progress

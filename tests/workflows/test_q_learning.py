@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from rl_lab.components.tables import ValueTable
-from rl_lab.composition import compose
+from rl_lab.components.heads.tables import ValueTable
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
 from rl_lab.training.schedules import Schedule
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Phase, Progress, TimeStep
-from rl_lab.wiring import build
 from rl_lab.workflows.q_learning import TabularQ
 from tests.doubles import batch_of, make_context
 from tests.test_resume import COMMON, assert_same_run, run_to_the_end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rl_lab.components.controllers import RandomController
+from rl_lab.components.heads.actor_critic import RandomController
 from rl_lab.types import ActionSpec, Batch, TimeStep
 from rl_lab.workflows.random import RandomPolicy
 from tests.doubles import make_context

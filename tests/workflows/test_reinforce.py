@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.distributions import Categorical
+from rl_lab.components.heads.distributions import Categorical
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.types import Batch, ConfigError, Phase, TimeStep
 from rl_lab.workflows.reinforce import Reinforce

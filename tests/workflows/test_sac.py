@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.encoders import ObservationEncoder
-from rl_lab.components.normalizers import ObservationNormalizer
-from rl_lab.components.soft_actor_critic import Draw, SoftActor, Temperature, TwinCritic
-from rl_lab.composition import compose
+from rl_lab.components.heads.soft_actor_critic import Draw, SoftActor, Temperature, TwinCritic
+from rl_lab.components.networks.encoders import ObservationEncoder
+from rl_lab.components.networks.normalizers import ObservationNormalizer
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Counts, EnvSpec, Phase, Progress, TimeStep
-from rl_lab.wiring import build
 from rl_lab.workflows.sac import SAC
 from tests.doubles import make_context
 

@@ -1,0 +1,100 @@
+"""Who acts and who judges: actor, critic, and the controller that acts at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.components.heads.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical
+from rl_lab.components.networks.mlp import MLP
+from rl_lab.kernels import fused
+from rl_lab.types import ActionSpec
+
+
+class Actor(nn.Module):
+    """Features to a distribution over actions.
+
+    Continuous policies keep one learned log_std per dimension, the same in every state. A small `output_gain`
+    starts the policy near uniform (discrete) or near the middle of the range (continuous).
+    """
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        action: ActionSpec,
+        hidden_sizes: Sequence[int] = (),
+        activation: str = "tanh",
+        initial_log_std: float = 0.0,
+        output_gain: float = 0.01,
+    ) -> None:
+        super().__init__()
+        self.kind = action.kind
+        self.sizes = action.sizes
+        self.network = MLP(
+            input_size=input_size,
+            hidden_sizes=hidden_sizes,
+            activation=activation,
+            output_size=sum(action.sizes),
+            output_gain=output_gain,
+        )
+        if action.kind == "continuous":
+            self.log_std = nn.Parameter(torch.full((action.sizes[0],), float(initial_log_std)))
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        """Features `[..., F]` and, for discrete actions, the allowed ones `[..., sum(sizes)]`."""
+        return self.distribution(self.network(features), mask)
+
+    def distribution(self, output: Tensor, mask: Tensor | None) -> Distribution:
+        """The distribution that the network's output describes."""
+        if self.kind == "discrete":
+            return Categorical(output, mask)
+        if self.kind == "multi_discrete":
+            return MultiCategorical(output, self.sizes, mask)
+        return DiagonalGaussian(output, self.log_std)
+
+
+class Critic(nn.Module):
+    """Features to one value per row."""
+
+    def __init__(self, *, input_size: int, hidden_sizes: Sequence[int] = (), activation: str = "tanh") -> None:
+        super().__init__()
+        self.network = MLP(
+            input_size=input_size, hidden_sizes=hidden_sizes, activation=activation, output_size=1, output_gain=1.0
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features `[..., F]` to values `[...]`."""
+        return self.network(features).squeeze(-1)
+
+
+def act_and_judge(
+    actor: Callable[..., Any], critic: Callable[[Tensor], Tensor], features: Tensor, mask: Tensor | None
+) -> tuple[Any, Tensor]:
+    """`actor(features, mask), critic(features)`; where both are plain networks on a CPU, in one autograd node."""
+    if isinstance(actor, Actor) and isinstance(critic, Critic) and fused.can_fuse(features):
+        stacks = actor.network.stack(), critic.network.stack()
+        if stacks[0] is not None and stacks[1] is not None:
+            output, value = fused.fused_stacks(features, [stacks[0], stacks[1]])
+            return actor.distribution(output, mask), value.squeeze(-1)
+    return actor(features, mask), critic(features)
+
+
+class RandomController(nn.Module):
+    """Every allowed action equally likely; continuous ones uniform in [-1, 1]. It has nothing to learn."""
+
+    def __init__(self, *, action: ActionSpec) -> None:
+        super().__init__()
+        self.action = action
+
+    def sample(self, batch_size: int, device: torch.device | str = "cpu", mask: Tensor | None = None) -> Tensor:
+        """Actions for `batch_size` rows, shaped and typed as the action spec says."""
+        if self.action.kind == "continuous":
+            return torch.rand(batch_size, self.action.sizes[0], device=device) * 2.0 - 1.0
+        logits = torch.zeros(batch_size, sum(self.action.sizes), device=device)
+        if self.action.kind == "discrete":
+            return Categorical(logits, mask).sample()
+        return MultiCategorical(logits, self.action.sizes, mask).sample()

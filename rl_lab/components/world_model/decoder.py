@@ -1,0 +1,232 @@
+"""From a world model's features back to what was observed: the signal that teaches it to see.
+
+danijar/dreamerv3, rssm.py `Decoder`. Losses are sums over an observation's elements, not means: what has more to
+tell weighs more. Float vectors are compared after symlog, discrete values by cross-entropy, images (scaled to 0..1)
+by squared error. `images: strided` are the older convolutions of PlaNet, V1 and V2 (strided_images.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_lab.components.networks.encoders import module_name, selected_observation
+from rl_lab.components.networks.mlp import ACTIVATIONS, choose
+from rl_lab.components.world_model.encoder import convolution, joint_image_shape, stage_depths
+from rl_lab.components.world_model.image_stages import (
+    distance_to_image,
+    doubling_convolution,
+    draw_image,
+    filled_phases,
+    image_error,
+    spread_norm_silu,
+)
+from rl_lab.components.world_model.layers import NORM_EPSILON, BlockLinear, Layer, Stack, dense, make_norm
+from rl_lab.components.world_model.strided_images import TransposedCNN
+from rl_lab.components.world_model.two_hot import symexp, symlog
+from rl_lab.kernels.norm_silu import norm_silu
+from rl_lab.types import ArraySpec, Batch, ConfigError
+
+
+class ObservationDecoder(nn.Module):
+    """Features `[..., F]` (memory first, then the latent) to reconstructions and their losses."""
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        observation: dict[str, ArraySpec],
+        deter: int,
+        layers: int = 3,
+        units: int = 256,
+        images: Literal["halving", "strided"] = "halving",
+        depth: int = 16,
+        multipliers: Sequence[int] = (2, 3, 4, 4),
+        kernel: int = 5,
+        blocks: int = 8,
+        symlog_vectors: bool = True,
+        activation: str = "silu",
+        norm: str = "rms",
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < deter < input_size:
+            raise ConfigError(f"decoder: deter is {deter}, but the features have {input_size} numbers in all.")
+        self.specs = selected_observation(observation, keys)
+        self.image_keys = tuple(key for key, spec in self.specs.items() if spec.is_image)
+        self.vector_keys = tuple(key for key, spec in self.specs.items() if not spec.is_image)
+        self.symlog_vectors = symlog_vectors
+        if self.vector_keys:
+            self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+            self.outputs = nn.ModuleDict(
+                {
+                    module_name(key): dense(self.stack.output_size, _vector_size(self.specs[key]))
+                    for key in self.vector_keys
+                }
+            )
+        if self.image_keys:
+            shape = joint_image_shape({key: self.specs[key] for key in self.image_keys})
+            channels = {"depth": depth, "multipliers": multipliers}
+            style = {"activation": activation, "norm": norm}
+            parts = {"deter": deter, "stoch_size": input_size - deter, "units": units, "blocks": blocks}
+            self.image_network: DoublingCNN | TransposedCNN = (
+                TransposedCNN(shape, input_size=input_size, **channels, **style)  # type: ignore[arg-type]
+                if images == "strided"
+                else DoublingCNN(shape, kernel=kernel, **parts, **channels, **style)  # type: ignore[arg-type]
+            )
+
+    def loss(self, features: Tensor, observation: Batch) -> Tensor:
+        """How far the reconstructions are from the rows `[...]`, summed over elements and keys."""
+        losses = []
+        for key, output in self._vectors(features).items():
+            output, target, spec = output.float(), observation[key], self.specs[key]
+            if spec.is_discrete:
+                losses.append(_cross_entropy(output, target, spec))
+            else:
+                target = target.flatten(-len(spec.shape)) if spec.shape else target.unsqueeze(-1)
+                target = target.to(torch.float32) * (1.0 / 255.0 if spec.dtype == "uint8" else 1.0)
+                error = (output - (symlog(target) if self._squashes(spec) else target)).square()
+                losses.append(error.sum(dim=-1))
+        if self.image_keys:
+            seen = [observation[key].reshape(-1, *self.specs[key].shape) for key in self.image_keys]
+            target = seen[0] if len(seen) == 1 else torch.cat(seen, dim=-1)
+            errors = self.image_network.error(features.reshape(-1, features.shape[-1]), target)
+            losses.append(errors.view(features.shape[:-1]))
+        total = losses[0]
+        for each in losses[1:]:
+            total = total + each
+        return total
+
+    def reconstruct(self, features: Tensor) -> Batch:
+        """Observations as the environment would show them `[..., *shape]`, in its types."""
+        shown: Batch = {}
+        for key, output in self._outputs(features).items():
+            output, spec = output.float(), self.specs[key]
+            if spec.is_image:
+                shown[key] = (output * 255.0).round().to(torch.uint8)
+                continue
+            if spec.is_discrete:
+                parts = output.split(spec.num_values, dim=-1)
+                output = torch.stack([part.argmax(dim=-1) for part in parts], dim=-1)
+            elif spec.dtype == "uint8":
+                output = (output.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
+            elif self._squashes(spec):
+                output = symexp(output)
+            shown[key] = output.reshape(*output.shape[:-1], *spec.shape)
+        return shown
+
+    def _outputs(self, features: Tensor) -> Batch:
+        """Raw network outputs per key: `[..., size]`, images `[..., height, width, C]` on the scale 0..1."""
+        outputs = self._vectors(features)
+        if self.image_keys:
+            images = self.image_network.draw(features.reshape(-1, features.shape[-1]))
+            images = images.reshape(*features.shape[:-1], *images.shape[1:])
+            channels = [self.specs[key].shape[2] for key in self.image_keys]
+            outputs.update(zip(self.image_keys, images.split(channels, dim=-1), strict=True))
+        return outputs
+
+    def _vectors(self, features: Tensor) -> Batch:
+        if not self.vector_keys:
+            return {}
+        hidden = self.stack(features)
+        return {key: layer(hidden) for key, layer in zip(self.vector_keys, self.outputs.values(), strict=True)}
+
+    def _squashes(self, spec: ArraySpec) -> bool:
+        return self.symlog_vectors and spec.dtype.startswith("float")
+
+
+class DoublingCNN(nn.Module):
+    """Features to images: memory and latent each draw a small image, whose sum is enlarged and refined by stages."""
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        *,
+        deter: int,
+        stoch_size: int,
+        units: int,
+        depth: int,
+        multipliers: Sequence[int],
+        kernel: int,
+        blocks: int,
+        activation: str,
+        norm: str,
+    ) -> None:
+        super().__init__()
+        depths = stage_depths(image_shape, depth=depth, multipliers=multipliers)
+        self.deter, self.blocks = deter, blocks
+        self.side = (image_shape[0] >> len(depths), image_shape[1] >> len(depths))
+        size = self.side[0] * self.side[1] * depths[-1]
+        self.from_deter = BlockLinear(deter, size, blocks=blocks)
+        self.from_stoch = Layer(stoch_size, 2 * units, activation=activation, norm=norm)
+        self.stoch_output = dense(2 * units, size)
+        self.first_norm = make_norm(norm, depths[-1])
+        going_up = depths[::-1]
+        self.convolutions = nn.ModuleList(
+            convolution(before, after, kernel=kernel) for before, after in pairwise(going_up)
+        )
+        self.norms = nn.ModuleList(make_norm(norm, size) for size in going_up[1:])
+        self.output = convolution(depths[0], image_shape[2], kernel=kernel)
+        self.activation = choose(ACTIVATIONS, activation, place="decoder activation")
+        self.is_standard = norm == "rms" and activation == "silu"
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[N, F]` to `[N, height, width, C]`, before the sigmoid."""
+        drawn = self._draw_small(features)
+        if self.is_standard:
+            assert self.output.bias is not None
+            return draw_image(self._enlarge_by_stages(drawn), self.output.bias)
+        image = self.activation(self.first_norm(drawn)).permute(0, 3, 1, 2)
+        for layer, norm in zip(self.convolutions, self.norms, strict=True):
+            image = layer(F.interpolate(image, scale_factor=2, mode="nearest"))
+            image = self.activation(norm(image.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        return self.output(F.interpolate(image, scale_factor=2, mode="nearest")).permute(0, 2, 3, 1)
+
+    def draw(self, features: Tensor) -> Tensor:
+        """The same after it: on the scale 0..1."""
+        return self(features).float().sigmoid()
+
+    def error(self, features: Tensor, target: Tensor) -> Tensor:
+        """Squared distances `[N]` of the images drawn to uint8 images `[N, height, width, C]`, on the scale 0..1."""
+        if self.is_standard:
+            assert self.output.bias is not None
+            return image_error(self._enlarge_by_stages(self._draw_small(features)), self.output.bias, target)
+        return distance_to_image(self(features), target)
+
+    def _draw_small(self, features: Tensor) -> Tensor:
+        """`[N, h, w, C]`, what the first norm sees."""
+        deter, stoch = features.split((self.deter, features.shape[-1] - self.deter), dim=-1)
+        height, width = self.side
+        # Each block of the memory draws its own share of the channels.
+        drawn = self.from_deter(deter).view(len(features), self.blocks, height, width, -1)
+        drawn = drawn.permute(0, 2, 3, 1, 4).flatten(3)
+        return drawn + self.stoch_output(self.from_stoch(stoch)).view(drawn.shape)
+
+    def _enlarge_by_stages(self, drawn: Tensor) -> Tensor:
+        """For RMS norm and SiLU: the small images are convolved, not the doubled ones; up to the last phases."""
+        image = norm_silu(drawn, None, self.first_norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
+        for layer, norm in zip(self.convolutions, self.norms, strict=True):
+            phases = doubling_convolution(image, layer.weight)  # type: ignore[arg-type]
+            image = spread_norm_silu(phases, layer.bias, norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
+        return filled_phases(image, self.output.weight)
+
+
+def _vector_size(spec: ArraySpec) -> int:
+    return sum(spec.num_values) if spec.is_discrete else math.prod(spec.shape)
+
+
+def _cross_entropy(logits: Tensor, target: Tensor, spec: ArraySpec) -> Tensor:
+    """Nats `[...]`, summed over the elements of a discrete observation."""
+    targets = target.reshape(*logits.shape[:-1], -1).unbind(dim=-1)
+    parts = logits.split(spec.num_values, dim=-1)
+    losses = [
+        -torch.log_softmax(part, dim=-1).gather(-1, each.unsqueeze(-1)).squeeze(-1)
+        for part, each in zip(parts, targets, strict=True)
+    ]
+    return torch.stack(losses).sum(dim=0)

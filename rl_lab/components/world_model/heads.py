@@ -1,0 +1,210 @@
+"""Small networks that read a world model's features: reward, continuation, value and policy.
+
+Sizes and starts are those of danijar/dreamerv3 (configs.yaml: rewhead, conhead, policy, value): reward and value
+begin at exactly 0, the policy begins nearly uniform.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_lab.components.heads.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+    PeakedGaussian,
+    TruncatedGaussian,
+)
+from rl_lab.components.networks.mlp import choose
+from rl_lab.components.world_model.latents import unimix
+from rl_lab.components.world_model.layers import Stack, dense
+from rl_lab.components.world_model.two_hot import TwoHot, symexp_bins
+from rl_lab.types import ActionSpec, ConfigError
+
+
+class Scalar:
+    """One number per row with unit deviation, the prediction of PlaNet, DreamerV1 and V2."""
+
+    def __init__(self, output: Tensor) -> None:
+        self.output = output.float().squeeze(-1)
+
+    def mean(self) -> Tensor:
+        """`[...]`."""
+        return self.output
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Half the squared error `[...]`: a unit normal's negative log-likelihood without its constant."""
+        return 0.5 * (self.output - target.detach()).square()
+
+    def until_last(self) -> Scalar:
+        """The predictions of all rows `[N, T]` but the last."""
+        return Scalar(self.output[:, :-1].unsqueeze(-1))
+
+
+class ScalarHead(nn.Module):
+    """Features to a prediction with `mean()` and `loss(target)`: rewards and values."""
+
+    bins: Tensor
+    kinds = {"two_hot": "two_hot", "normal": "normal"}
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        layers: int = 1,
+        units: int = 256,
+        activation: str = "silu",
+        norm: str = "rms",
+        prediction: str = "two_hot",
+        bins: int = 255,
+        output_scale: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.prediction = choose(self.kinds, prediction, place="head prediction")
+        self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+        width = bins if prediction == "two_hot" else 1
+        self.output = dense(self.stack.output_size, width, scale=output_scale)
+        if prediction == "two_hot":
+            self.register_buffer("bins", symexp_bins(bins), persistent=False)  # known from their count
+
+    def forward(self, features: Tensor) -> TwoHot | Scalar:
+        """Features `[..., F]` to a prediction of one number per row."""
+        hidden = self.stack(features)
+        if self.prediction == "two_hot":
+            return TwoHot(self.output(hidden), self.bins)
+        # Not as a matrix product: bfloat16 cannot tell 79 from 79.2.
+        number = (hidden.float() * self.output.weight[0]).sum(dim=-1, keepdim=True)
+        return Scalar(number + self.output.bias)
+
+
+class Continuation:
+    """The probability that an episode goes on."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits.float()
+
+    def mean(self) -> Tensor:
+        """`[...]`."""
+        return torch.sigmoid(self.logits)
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Cross-entropy `[...]` to probabilities `[...]`."""
+        return F.binary_cross_entropy_with_logits(self.logits, target.detach(), reduction="none")
+
+
+class ContinueHead(nn.Module):
+    """Features to the probability of going on."""
+
+    def __init__(
+        self, *, input_size: int, layers: int = 1, units: int = 256, activation: str = "silu", norm: str = "rms"
+    ) -> None:
+        super().__init__()
+        self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+        self.output = dense(self.stack.output_size, 1)
+
+    def forward(self, features: Tensor) -> Continuation:
+        return Continuation(self.output(self.stack(features)).squeeze(-1))
+
+
+class LatentActor(nn.Module):
+    """Features to a distribution over actions.
+
+    Discrete: a softmax with 1 % of uniform. Continuous, each with its paper's way from an output x to a deviation:
+
+         bounded      a normal whose mean is pressed into [-1, 1] by tanh; low + (high - low) sigmoid(x + 2)
+                      (V3: `bounded_normal`, embodied/jax/heads.py)
+         truncated    the same, of which only what lies in [-1, 1] is drawn; low + (high - low) sigmoid(x / 2)
+                      (V2: `trunc_normal`, common/nets.py)
+         tanh         a normal that is pressed into [-1, 1] as it is drawn; low + softplus(x), from `high` at x = 0
+                      (V1: `tanh_normal`, models.py, whose mode is the likeliest of 100 draws)
+    """
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        action: ActionSpec,
+        layers: int = 3,
+        units: int = 256,
+        activation: str = "silu",
+        norm: str = "rms",
+        unimix: float = 0.01,
+        distribution: Literal["bounded", "truncated", "tanh"] = "bounded",
+        minimum_deviation: float = 0.1,
+        maximum_deviation: float = 1.0,
+        output_scale: float = 0.01,
+    ) -> None:
+        super().__init__()
+        if not 0.0 < minimum_deviation <= maximum_deviation:
+            raise ConfigError(
+                f"actor: minimum_deviation is {minimum_deviation} and maximum_deviation {maximum_deviation}; write "
+                "0 < minimum <= maximum, such as 0.1 and 1.0."
+            )
+        if not 0.0 <= unimix < 1.0:
+            raise ConfigError(f"actor: unimix is {unimix}; write a number from 0 to below 1, such as 0.01.")
+        self.action = action
+        self.unimix, self.distribution = unimix, distribution
+        self.deviations = (minimum_deviation, maximum_deviation)
+        self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+        self.output = dense(self.stack.output_size, sum(action.sizes), scale=output_scale)
+        if action.kind == "continuous":
+            self.deviation_output = dense(self.stack.output_size, sum(action.sizes), scale=output_scale)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        """Features `[..., F]` and, for discrete actions, the allowed ones `[..., sum(sizes)]`."""
+        hidden = self.stack(features)
+        output = self.output(hidden).float()
+        if self.action.kind == "discrete":
+            return Categorical(self._log_probs(output), mask)
+        if self.action.kind == "multi_discrete":
+            parts = [self._log_probs(part) for part in output.split(self.action.sizes, dim=-1)]
+            return MultiCategorical(torch.cat(parts, dim=-1), self.action.sizes, mask)
+        return self._numbers(output, self.deviation_output(hidden).float())
+
+    def _log_probs(self, logits: Tensor) -> Tensor:
+        # Without a share of chance a probability may round to 0, whose logarithm nothing survives.
+        return torch.log_softmax(logits, dim=-1) if self.unimix == 0.0 else unimix(logits, self.unimix).log()
+
+    def _numbers(self, output: Tensor, deviation: Tensor) -> Distribution:
+        """Two outputs `[..., A]` to a distribution over continuous actions."""
+        lowest, highest = self.deviations
+        if self.distribution == "tanh":
+            # Beyond 5 tanh has no slope left: the mean never goes there.
+            start = math.log(math.expm1(highest))  # softplus of it is the deviation to begin with
+            log_std = (lowest + F.softplus(deviation + start)).log()
+            return PeakedGaussian(5.0 * torch.tanh(output / 5.0), log_std)
+        if self.distribution == "truncated":
+            log_std = (lowest + (highest - lowest) * torch.sigmoid(0.5 * deviation)).log()
+            return TruncatedGaussian(torch.tanh(output), log_std)
+        # + 2: begins near the largest deviation
+        log_std = (lowest + (highest - lowest) * torch.sigmoid(deviation + 2.0)).log()
+        return DiagonalGaussian(torch.tanh(output), log_std)
+
+    def noise(self, *leading: int, device: torch.device) -> Tensor:
+        """What `decide` needs to draw actions `[..., sum(sizes)]`: Gumbel's, or normal where they are numbers."""
+        empty = torch.empty(*leading, sum(self.action.sizes), device=device)
+        return empty.normal_() if self.action.kind == "continuous" else empty.exponential_().log_().neg_()
+
+    def decide(self, features: Tensor, noise: Tensor) -> Tensor:
+        """Actions drawn with noise from outside; where they are numbers, gradients reach mean and deviation."""
+        is_bounded = self.action.kind == "continuous" and self.distribution == "bounded"
+        if is_bounded and features.is_cuda and not torch.is_grad_enabled():
+            from rl_lab.kernels.triton import heads as head_kernels
+
+            hidden = self.stack(features)
+            return head_kernels.bounded_draw(
+                self.output(hidden), self.deviation_output(hidden), noise, *self.deviations
+            )
+        policy = self(features)
+        if isinstance(policy, Categorical):
+            return (policy.logits + noise).argmax(dim=-1)
+        if isinstance(policy, MultiCategorical):
+            parts = zip(policy.parts, noise.split(self.action.sizes, dim=-1), strict=True)
+            return torch.stack([(part.logits + each).argmax(dim=-1) for part, each in parts], dim=-1)
+        return policy.draw(noise)

@@ -1,0 +1,173 @@
+"""The blocks of a config that describe no `_target_`: their dataclasses and signatures are the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from rl_lab.config.construct import call_checked
+from rl_lab.orchestration.cadence import Cadence
+from rl_lab.orchestration.housekeeping import EvaluationPlan
+from rl_lab.orchestration.phase_scheduler import make_phase
+from rl_lab.orchestration.stopping import StopRules
+from rl_lab.types import ConfigError, Phase, did_you_mean
+
+Config = Mapping[str, Any]
+BLOCKS = (
+    *("experiment", "seed", "plugins", "environment", "algorithm", "components", "controllers", "optimizers"),
+    *("buffers", "training", "evaluation", "logging", "runtime", "runs"),
+)
+
+
+@dataclass(frozen=True)
+class ExperimentBlock:
+    name: str
+    description: str = ""
+    tags: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointBlock:
+    every_updates: int | None = None
+    every_minutes: float | None = 2.0
+    keep_recent: int = 3
+
+    def cadence(self) -> Cadence:
+        return Cadence(None, self.every_updates, self.every_minutes, place="training.checkpoint")
+
+
+@dataclass(frozen=True)
+class EvaluationBlock:
+    every_steps: int | None = None
+    every_updates: int | None = None
+    warmup_steps: int = 0
+    episodes: int = 10
+    final_episodes: int = 100
+    num_envs: int = 10
+    timeout_steps: int | None = None
+    video: bool = True
+    dream_every_steps: int | None = None
+    dream_every_updates: int | None = None
+
+    def __post_init__(self) -> None:
+        least = {"warmup_steps": 0, "episodes": 1, "final_episodes": 0, "num_envs": 1, "timeout_steps": 1}
+        least |= {"dream_every_steps": 1, "dream_every_updates": 1}
+        for name, lowest in least.items():
+            _at_least(lowest, getattr(self, name), place=f"evaluation.{name}")
+
+    def plan(self) -> EvaluationPlan:
+        cadence = Cadence(self.every_steps, self.every_updates, place="evaluation")
+        return EvaluationPlan(cadence, self.warmup_steps, self.episodes, self.final_episodes)
+
+    def film_cadence(self) -> Cadence:
+        return Cadence(self.dream_every_steps, self.dream_every_updates, place="evaluation.dream")
+
+
+@dataclass(frozen=True)
+class LoggingBlock:
+    every_steps: int | None = None
+    every_updates: int | None = 1
+    terminal: Literal["auto", "live", "plain", "quiet"] = "auto"
+    tensorboard: bool = True
+
+    def cadence(self) -> Cadence:
+        return Cadence(self.every_steps, self.every_updates, place="logging")
+
+
+@dataclass(frozen=True)
+class RunsBlock:
+    directory: str = "runs"
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainingBlock:
+    phases: Sequence[Mapping[str, Any]]
+    checkpoint: Mapping[str, Any] = field(default_factory=dict)
+    stop: Mapping[str, Any] = field(default_factory=dict)
+    limit_cycles: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(1, self.limit_cycles, place="training.limit_cycles")
+
+
+def _at_least(lowest: int, value: int | None, *, place: str) -> None:
+    if value is not None and value < lowest:
+        raise ConfigError(f"{place} is {value}: write a whole number of at least {lowest}.")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked small blocks of a config."""
+
+    experiment: ExperimentBlock
+    seed: int
+    plugins: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    checkpoint: CheckpointBlock
+    stop: StopRules
+    evaluation: EvaluationBlock
+    logging: LoggingBlock
+    runs: RunsBlock
+
+
+def read_settings(config: Config) -> Settings:
+    """Check every block that is not built from a `_target_`."""
+    for key in config:
+        if key not in BLOCKS:
+            hint = did_you_mean(key, BLOCKS)
+            raise ConfigError(f"{key} is not a block of a config.{hint} Blocks: {', '.join(BLOCKS)}.")
+    for key in BLOCKS:
+        if key not in config:
+            raise ConfigError(f"The config lacks the block '{key}'. Blocks: {', '.join(BLOCKS)}.")
+        if key not in ("seed", "plugins") and not isinstance(config[key], Mapping | None):
+            raise ConfigError(f"{key} is {config[key]!r}: it is a block of settings, such as `{key}: {{...}}`.")
+    if isinstance(config["seed"], bool) or not isinstance(config["seed"], int) or config["seed"] < 0:
+        raise ConfigError(f"seed is {config['seed']!r}: write a whole number from 0 on.")
+    training: TrainingBlock = _block(TrainingBlock, config, "training")
+    places = [f"training.phases.{index}" for index in range(len(training.phases))]
+    phases = [make_phase(dict(phase), place=place) for phase, place in zip(training.phases, places, strict=True)]
+    return Settings(
+        experiment=_block(ExperimentBlock, config, "experiment"),
+        seed=config["seed"],
+        plugins=tuple(config["plugins"] or ()),
+        phases=tuple(_limited(phase, training.limit_cycles) for phase in phases),
+        checkpoint=call_checked(CheckpointBlock, training.checkpoint, place="training.checkpoint"),
+        stop=call_checked(StopRules, training.stop, place="training.stop"),
+        evaluation=_block(EvaluationBlock, config, "evaluation"),
+        logging=_block(LoggingBlock, config, "logging"),
+        runs=_block(RunsBlock, config, "runs"),
+    )
+
+
+def refuse_steps_that_never_come(settings: Settings) -> None:
+    """For runs that begin: where phases learn and none collects, what is due after agent steps is never due."""
+    types = {phase.type for phase in settings.phases}
+    if "online" in types or "offline" not in types:
+        return
+    block = settings.evaluation
+    if block.warmup_steps:
+        raise ConfigError(f"evaluation.warmup_steps is {block.warmup_steps}, but no phase takes steps: write 0.")
+    cadences = {"logging.": settings.logging.cadence(), "evaluation.": block.plan().cadence}
+    for place, cadence in (cadences | {"evaluation.dream_": block.film_cadence()}).items():
+        if cadence.every_steps is not None and cadence.every_updates is None:
+            raise ConfigError(
+                f"{place}every_steps is {cadence.every_steps}, but no phase takes steps: write "
+                f"`{place}every_steps: null` and `{place}every_updates: {cadence.every_steps}`."
+            )
+
+
+def _block(schema: type, config: Config, name: str) -> Any:
+    return call_checked(schema, config[name] or {}, place=name)
+
+
+def _limited(phase: Phase, limit_cycles: int | None) -> Phase:
+    """A phase cut short. One that learns ends after so many updates: its first cycles may be too few for a batch."""
+    if limit_cycles is None:
+        return phase
+    learns = phase.type != "eval_only" and bool(phase.workflow_hooks)
+    own = [phase.duration_cycles, phase.duration_updates]  # it may be shorter already
+    count = min([limit_cycles, *(each for each in own if each is not None)])
+    updates, cycles = (count, None) if learns else (None, count)
+    return replace(phase, duration_steps=None, duration_updates=updates, duration_cycles=cycles)

@@ -35,6 +35,7 @@ from rl_lab.config.schema import (
 )
 from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
+from rl_lab.kernels.door import listen
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.metrics.system import SystemUsage
 from rl_lab.metrics.terminal import LiveDisplay
@@ -269,6 +270,7 @@ def build(
         opened.callback(logger.close)
         experiment = _assemble(config, settings, environment, logger, display, run, interrupted, on_save)
         opened.pop_all()
+    listen(logger.message)
     agent = experiment.agent
     for remark in (*agent.runtime.remarks(agent.workflow), *_left_out(agent)):
         logger.message(remark, "warning")

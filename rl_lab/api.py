@@ -31,7 +31,7 @@ from rl_lab.policy import Policy
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.index import RunIndex, resolve_run
 from rl_lab.runs.lock import RunLock
-from rl_lab.runs.manifest import collect_manifest
+from rl_lab.runs.manifest import changes_since, collect_manifest
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory, first_files
 from rl_lab.runs.video import write_video
@@ -165,6 +165,7 @@ def resume(
             "An exact resume takes no overrides, since it continues bit for bit. "
             "To go on with other settings, use --mode warm_start_optimizer, which starts a new run from these weights."
         )
+    directory.check_config()
     with RunLock(directory):
         if directory.read_status()["state"] in DONE:
             raise RunError(
@@ -182,7 +183,10 @@ def resume(
 
 
 def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
-    store = CheckpointStore(run.checkpoints_dir)
+    store = CheckpointStore(run.checkpoints_dir, identity=run.identity())
+    if changes := changes_since(run.read_manifest()):
+        sentence = f"This run began with {'; '.join(changes)}: from here on its numbers may differ in their last bits."
+        experiment.logger.message(sentence, "warning")
     checkpoint = store.load_newest_valid(lambda sentence: experiment.logger.message(sentence, "warning"))
     if checkpoint is None:
         experiment.logger.message("This run has no checkpoint yet: it starts from its beginning, with its own seed.")

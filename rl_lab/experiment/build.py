@@ -411,7 +411,7 @@ def _title(config: Config, settings: Settings) -> str:
 def _saver(run: RunDirectory | None, block: CheckpointBlock, targets: dict[str, Any]) -> Callable[..., Path | None]:
     if run is None:
         return lambda **_: None
-    store = CheckpointStore(run.checkpoints_dir, keep_recent=block.keep_recent)
+    store = CheckpointStore(run.checkpoints_dir, keep_recent=block.keep_recent, identity=run.identity())
 
     def save(*, counts: Counts, score: float | None, is_best: bool) -> Path:
         buffers = {name: each for name, each in targets["buffers"].items() if isinstance(each, KeepsFiles)}
@@ -430,10 +430,11 @@ def _saver(run: RunDirectory | None, block: CheckpointBlock, targets: dict[str, 
             is_best=is_best,
             external=external,
         )
-        needed = [PurePosixPath(each) for each in store.external_paths()]
-        for name, buffer in buffers.items():
-            folder = PurePosixPath(_REPLAY, name)
-            buffer.remove_files_but({place.name for place in needed if place.parent == folder})
+        needed = store.external_paths()
+        if needed is not None:
+            for name, buffer in buffers.items():
+                places = [PurePosixPath(each) for each in needed]
+                buffer.remove_files_but({each.name for each in places if each.parent == PurePosixPath(_REPLAY, name)})
         return path
 
     return save

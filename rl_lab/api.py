@@ -427,7 +427,7 @@ def play(
     if output is None and can_show():
         show(frames, fps=recordings[0].fps, title=directory.id)
         return None
-    path = Path(output) if output is not None else directory.videos_dir / "play.mp4"
+    path = Path(output) if output is not None else directory.output("videos", "play.mp4")
     return write_video(path, frames, recordings[0].fps)
 
 

@@ -44,7 +44,7 @@ def dream(
                 f"Run {directory.id} cannot dream: {type(agent.workflow).__name__} has no world model. "
                 f"Watch it with `rl-lab play {directory.id}`, or train one that can with `rl-lab train dreamer_v3`."
             )
-        path = Path(output) if output is not None else directory.videos_dir / "dream.mp4"
+        path = Path(output) if output is not None else directory.output("videos", "dream.mp4")
         return film_dreams(agent, evaluator, path, sequences=sequences, context=context, horizon=horizon)
     finally:
         evaluator.close()

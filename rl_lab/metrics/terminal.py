@@ -14,6 +14,7 @@ from rl_lab.metrics.formatting import format_duration, format_number
 from rl_lab.metrics.view import EVALUATION_RETURN, RunView
 from rl_lab.metrics.writers import Level, Row
 from rl_lab.types import ConfigError, StateTree, did_you_mean
+from rl_lab.utils.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +58,7 @@ class LiveDisplay:
         """total is the run's agent steps, where known; console (for live) and stream (for plain) default to stdout."""
         if mode not in MODES:
             raise ConfigError(f"Display mode '{mode}' is unknown: write {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
-        self.view = RunView(title=title, total=total)
+        self.view = RunView(title=printable(title), total=total)
         self._stream = stream or (console.file if console is not None else sys.stdout)
         self.mode = ("live" if _is_terminal(self._stream) else "plain") if mode == "auto" else mode
         self._console = console
@@ -79,7 +80,7 @@ class LiveDisplay:
     def update_progress(self, fraction: float, phase_name: str, phase_index: int, phase_count: int) -> None:
         """fraction is of the current phase; phase_index counts from 0. Cheap enough for every cycle."""
         view = self.view
-        view.phase_fraction, view.phase_name = fraction, phase_name
+        view.phase_fraction, view.phase_name = fraction, printable(phase_name)
         view.phase_index, view.phase_count = phase_index, phase_count
         if self.mode == "live":  # a plain line waits for numbers
             self._has_news = True
@@ -89,6 +90,7 @@ class LiveDisplay:
         """The panel keeps the last few; plain lines print each at once."""
         if level == "detail":
             return
+        text = printable(text, keep="\n")
         self.view.messages.append((level, text))
         if self.mode == "plain" or (self.mode == "live" and self._is_closed):
             self._print(text if level == "info" else f"{level}: {text}")

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import stat
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from threading import Event, Thread
 from typing import Any, Literal, NamedTuple, Protocol
 
 from rl_lab.types import MissingExtraError, RLLabError, RunError, StateTree
+from rl_lab.utils.text import printable
 
 Row = dict[str, float | int]
 """env_frames, agent_steps, episodes, updates, wall_s, then the metrics by name. NaN and infinities may occur."""
@@ -21,6 +23,7 @@ Row = dict[str, float | int]
 Level = Literal["detail", "info", "warning", "error"]  # a detail goes to run.log alone
 
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+NEWLINES = "\n\t"
 LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
@@ -126,9 +129,13 @@ class AppendFile:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._descriptor = os.open(path, flags, 0o644)
         except OSError as error:
             raise self._explained(error) from error
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            os.close(self._descriptor)
+            raise RunError(f"{path} is not an ordinary file, so nothing is written to it: remove it.")
         self.size = os.fstat(self._descriptor).st_size
 
     def append(self, record: bytes) -> None:
@@ -162,6 +169,8 @@ class AppendFile:
                 f"The disk is full: no room for the next record of {self.path}. Free some space, then resume the run; "
                 "its last checkpoint is intact."
             )
+        if error.errno == errno.ELOOP:
+            return RunError(f"{self.path} is a symbolic link, which is not followed: remove it.")
         return RunError(f"Cannot write {self.path}: {error.strerror}. Mend that, then resume the run.")
 
 
@@ -177,7 +186,9 @@ class TextLogWriter(NullWriter):
     def message(self, text: str, level: Level) -> None:
         if self._file is None:
             self._file = AppendFile(self.path)
-        self._file.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level:<7} {text}\n".encode())
+        self._file.append(
+            f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level:<7} {printable(text, keep=NEWLINES)}\n".encode()
+        )
 
     def close(self) -> None:
         if self._file is not None:

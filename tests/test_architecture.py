@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "orchestration": (
         *("workflows.base", "collection", "buffers.base", "runs", "metrics", "training.world", "types", "utils"),
     ),
-    "cli": ("", "api", "config", "experiment", "launch", "runs", "types"),  # "": the package itself, for its version
+    "cli": ("", "api", "config", "experiment", "launch", "runs", "types", "utils"),  # "": the package, for its version
     "__init__": ("api", "experiment", "policy"),
     "__main__": ("cli",),
 }

@@ -13,6 +13,7 @@ from importlib import import_module
 from types import ModuleType
 
 from rl_lab.cli.parsing import Parser, UsageError, nearest
+from rl_lab.utils.text import printable
 
 # Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or
 # standard modules are spelled out in MODULES) and has `build_parser(prog)` and `run(arguments) -> int`.
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _user_errors() as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", printable(str(error), keep="\n\t"), file=sys.stderr)
         return EXIT_USAGE if isinstance(error, _config_errors()) else EXIT_FAILED
     return exit_code
 

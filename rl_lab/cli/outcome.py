@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rl_lab.utils.text import printable
+
 if TYPE_CHECKING:
     from rl_lab.api import Run
 
@@ -18,9 +20,9 @@ def report(run: Run, *, quiet: bool) -> int:
     """The exit code of a training that returned; quiet runs say at least where they lie."""
     status = run.status
     if quiet:
-        print(run.id)
+        print(printable(run.id))
         if status["message"]:
-            print(f"{status['state']}: {status['message']}", file=sys.stderr)
+            print(printable(f"{status['state']}: {status['message']}", keep="\n"), file=sys.stderr)
     if status["state"] == "interrupted":
         return 128 + (run.signal_number or signal.SIGINT)  # as shells say it: 130 after Ctrl-C, 143 after SIGTERM
     return EXIT_CODES.get(status["state"], 1)

@@ -29,6 +29,7 @@ COMMANDS = {
     "look at runs": {
         "list": "the runs on this machine, newest first",
         "show": "one run: settings, progress, scores, files",
+        "verify": "check a run's files completely and say what is usable",
     },
     "find your way": {
         "experiments": "the named experiments",

@@ -218,6 +218,10 @@ class CheckpointStore:
         names = ", ".join(path.name for path in self.paths()) or "none"
         raise RunError(f"There is no checkpoint '{which}' in {self.directory}: use latest, best or one of: {names}.")
 
+    def read_manifest(self, path: Path) -> dict[str, Any]:
+        """The manifest of one checkpoint, checked as far as it goes without the other files."""
+        return _read_manifest(path)
+
     # --- loading -------------------------------------------------------------------------------
 
     def load(self, which: str | Path = "latest", sections: Sequence[str] | None = None) -> Checkpoint:
@@ -249,7 +253,7 @@ class CheckpointStore:
         for path in candidates:
             try:
                 checkpoint = self.load(path.absolute(), sections)
-                self._refuse_foreign(checkpoint)
+                self.refuse_foreign(path, checkpoint.manifest)
             except DamagedCheckpoint as damage:
                 damages.append(str(damage))
                 report(str(damage))
@@ -264,12 +268,11 @@ class CheckpointStore:
             )
         return None
 
-    def _refuse_foreign(self, checkpoint: Checkpoint) -> None:
-        owner = checkpoint.manifest.get("run")
+    def refuse_foreign(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Damage, as far as this run is concerned: another run saved it."""
+        owner = manifest.get("run")
         if self.identity is not None and owner not in (None, self.identity):
-            raise DamagedCheckpoint(
-                checkpoint.path, f"it was saved by another run ({owner}, this one is {self.identity})"
-            )
+            raise DamagedCheckpoint(path, f"it was saved by another run ({owner}, this one is {self.identity})")
 
 
 def _write_sections(

@@ -70,12 +70,16 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
 
 
+def is_leftover(name: str) -> bool:
+    return _LEFTOVER.fullmatch(name) is not None
+
+
 def remove_leftovers(directory: Path, *, older_than_s: float = _LEFTOVER_AGE_S) -> None:
     """Remove what killed processes left under temporary names. With age 0 only for those who hold the run's lock."""
     with suppress(OSError):  # tidying up never stops anybody
         for entry in list(os.scandir(directory)):
             is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime >= older_than_s
-            if _LEFTOVER.fullmatch(entry.name) and is_old:
+            if is_leftover(entry.name) and is_old:
                 remove(Path(entry.path))
 
 

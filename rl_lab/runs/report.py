@@ -82,8 +82,8 @@ def _time_split(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     for name in names:
         previous_wall_s = seconds = weight = 0.0
         for row, fraction in series(rows, name):
-            elapsed = max(row["wall_s"] - previous_wall_s, 0.0)
-            previous_wall_s = row["wall_s"]
+            wall_s = row.get("wall_s") or 0.0
+            elapsed, previous_wall_s = max(wall_s - previous_wall_s, 0.0), wall_s
             seconds, weight = seconds + fraction * elapsed, weight + elapsed
         shares[name.removeprefix("time/").removesuffix("_fraction")] = seconds / weight if weight else 0.0
     return [(name, f"{100 * share:.1f} %") for name, share in sorted(shares.items(), key=lambda item: -item[1])]

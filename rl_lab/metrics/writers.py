@@ -93,13 +93,13 @@ class JsonlWriter(NullWriter):
 
     def set_state(self, state: StateTree) -> None:
         """Rows written after the checkpoint vanish; the resumed run writes them again."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size < state["bytes"]:
+        file = self._open()
+        if file.size < state["bytes"]:
             raise RunError(
-                f"{self.path} holds {size} bytes, but the checkpoint was saved when it held {state['bytes']}: rows are "
+                f"{self.path} holds {file.size} bytes, but the checkpoint was saved when it held {state['bytes']}: rows are "
                 "missing. Put the file back from a copy, or begin a new run from this checkpoint with mode=warm_start."
             )
-        self._open().truncate(state["bytes"])
+        file.truncate(state["bytes"])
 
     def restart(self) -> None:
         self.set_state({"bytes": 0})
@@ -147,9 +147,8 @@ class AppendFile:
                 while written < len(record):  # a nearly full disk takes a part first
                     written += os.write(self._descriptor, record[written:])
             except OSError:
-                if written:
-                    with suppress(OSError):  # a cut line is left out by its readers, and cut away at the next resume
-                        os.ftruncate(self._descriptor, self.size)
+                with suppress(OSError):  # a cut line is left out by its readers, and cut away at the next resume
+                    os.ftruncate(self._descriptor, self.size)
                 raise
         self.size += written
 
@@ -284,8 +283,10 @@ class TensorBoardWriter(NullWriter):
                 else:
                     events.append(item)
             events.close()
-        except RLLabError as error:
-            self._error, self._has_failed = error, True
+        except (RLLabError, OSError) as error:
+            is_ours = isinstance(error, RLLabError)
+            self._error = error if is_ours else RunError(f"Cannot write {self.directory}: {error.strerror}.")
+            self._has_failed = True
             while (item := self._queue.get()) is not None:  # nobody may wait for a thread that gave up
                 if isinstance(item, Event):
                     item.set()

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from difflib import get_close_matches
@@ -52,7 +53,7 @@ class RunIndex:
 
     def rebuild(self) -> int:
         """Forget everything and read every run directory again; returns how many runs there are."""
-        if not self.runs_dir.is_dir():
+        if not self._has_directory():
             return 0
 
         def renew(database: sqlite3.Connection) -> int:
@@ -70,7 +71,7 @@ class RunIndex:
         environment: str | None = None,
     ) -> list[dict[str, Any]]:
         """The runs that fit, newest first; `text` may stand in the id, name, algorithm, environment, tags or notes."""
-        if not self.runs_dir.is_dir():
+        if not self._has_directory():
             return []
         conditions, values = [], []
         for column, value in (("status", status), ("algorithm", algorithm), ("environment", environment)):
@@ -136,6 +137,14 @@ class RunIndex:
             if row is None or row["fingerprint"] != _fingerprint(run) or row["status"] in ("running", "killed"):
                 _store(database, run)
         return len(present)
+
+    def _has_directory(self) -> bool:
+        try:
+            return stat.S_ISDIR(self.runs_dir.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise RunError(f"{self.runs_dir} cannot be read: {error.strerror}.") from error
 
     def _runs(self) -> dict[str, RunDirectory]:
         """The runs that can be read, by id; others are named and left out."""
@@ -208,18 +217,19 @@ def _score(row: dict[str, Any]) -> float | None:
 
 def _store(database: sqlite3.Connection, run: RunDirectory) -> None:
     fingerprint = _fingerprint(run)  # taken before reading: a change in between is noticed next time
-    row = {**_row(run), "fingerprint": fingerprint}
+    row = {"fingerprint": fingerprint, **_row(run)}
     marks = ", ".join(f":{name}" for name in _COLUMNS)
     database.execute(f"INSERT OR REPLACE INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks})", row)
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:
     status, generated = run.read_status(), _GENERATED_ID.fullmatch(run.id)
+    is_readable = status["state"] != "unknown"
     try:
         manifest, tags = run.read_manifest(), run.read_tags()
     except RunError as error:
         logger.warning("run '%s' is listed without details: %s", printable(run.id), printable(str(error)))
-        manifest, tags = {}, {"tags": [], "notes": ""}
+        manifest, tags, is_readable = {}, {"tags": [], "notes": ""}, False
     git = manifest.get("git") or {}
     return {
         "id": run.id,
@@ -236,6 +246,7 @@ def _row(run: RunDirectory) -> dict[str, Any]:
         "updated": status["time"],
         **{name: status["counts"].get(name, 0) for name in _COUNTS},
         **{name: status[name] for name in ("wall_s", "best_score", "final_score")},
+        **({} if is_readable else {"fingerprint": None}),  # what cannot be read is tried again at the next question
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.runs.curve import write_curve
-from rl_lab.runs.files import write_atomic
+from rl_lab.runs.files import readable_disk_errors, write_atomic
 from rl_lab.runs.metrics_file import read_metrics, series
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import MissingExtraError
@@ -22,6 +22,12 @@ def write_report(run: RunDirectory, *, state: str | None = None) -> Path:
 
     `state` is what the run is about to be, where its status does not say so yet.
     """
+    with readable_disk_errors(run.report_path, run_id=run.id):
+        write_atomic(run.report_path, printable(_page(run, state), keep="\n\t"), run_id=run.id)
+    return run.report_path
+
+
+def _page(run: RunDirectory, state: str | None) -> str:
     rows, status, manifest = read_metrics(run.metrics_path), run.read_status(), run.read_manifest()
     status = status if state is None else {**status, "state": state}
     known = {name: manifest.get(name) for name in ("algorithm", "environment_id", "seed")}
@@ -37,9 +43,7 @@ def write_report(run: RunDirectory, *, state: str | None = None) -> Path:
         f"## Config\n\n<details>\n<summary>config.yaml</summary>\n\n```yaml\n{run.read_config_text().rstrip()}\n```\n"
         "\n</details>\n",
     ]
-    text = "\n".join(section for section in sections if section)
-    write_atomic(run.report_path, printable(text, keep="\n\t"), run_id=run.id)
-    return run.report_path
+    return "\n".join(section for section in sections if section)
 
 
 def _headline(run: RunDirectory, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:

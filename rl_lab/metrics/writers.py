@@ -96,8 +96,9 @@ class JsonlWriter(NullWriter):
         file = self._open()
         if file.size < state["bytes"]:
             raise RunError(
-                f"{self.path} holds {file.size} bytes, but the checkpoint was saved when it held {state['bytes']}: rows are "
-                "missing. Put the file back from a copy, or begin a new run from this checkpoint with mode=warm_start."
+                f"{self.path} holds {file.size} bytes, but the checkpoint was saved when it held {state['bytes']}: "
+                "rows are missing. Put the file back from a copy, or begin a new run from this checkpoint with "
+                "mode=warm_start."
             )
         file.truncate(state["bytes"])
 
@@ -283,13 +284,16 @@ class TensorBoardWriter(NullWriter):
                 else:
                     events.append(item)
             events.close()
-        except (RLLabError, OSError) as error:
-            is_ours = isinstance(error, RLLabError)
-            self._error = error if is_ours else RunError(f"Cannot write {self.directory}: {error.strerror}.")
-            self._has_failed = True
-            while (item := self._queue.get()) is not None:  # nobody may wait for a thread that gave up
-                if isinstance(item, Event):
-                    item.set()
+        except RLLabError as error:
+            self._give_up(error)
+        except OSError as error:
+            self._give_up(RunError(f"Cannot write {self.directory}: {error.strerror}."))
+
+    def _give_up(self, error: RLLabError) -> None:
+        self._error, self._has_failed = error, True
+        while (item := self._queue.get()) is not None:  # nobody may wait for a thread that gave up
+            if isinstance(item, Event):
+                item.set()
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None

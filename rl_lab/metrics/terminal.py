@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 
 from rl_lab.metrics.formatting import format_duration, format_number
 from rl_lab.metrics.view import EVALUATION_RETURN, RunView
-from rl_lab.metrics.writers import Level, Row
+from rl_lab.metrics.writers import Level, Row, Writer
 from rl_lab.types import ConfigError, StateTree, did_you_mean
 from rl_lab.utils.text import printable
 
@@ -33,7 +33,7 @@ PLAIN_COLUMNS = {
 WORLD_MODEL_KL = "train/model_kl"  # in the place of the policy's, which a world model's workflow does not have
 
 
-class LiveDisplay:
+class LiveDisplay(Writer):
     """A writer for people.
 
     live   a panel, drawn by whoever calls (no thread), at most four times a second and for at most 1 % of the time
@@ -106,9 +106,6 @@ class LiveDisplay:
 
     def set_state(self, state: StateTree) -> None:
         self.view.set_state(state)
-
-    def restart(self) -> None:
-        """A display that has shown nothing has nothing to forget."""
 
     def flush(self) -> None:
         """Show what is new, due or not."""
@@ -239,11 +236,10 @@ class LiveDisplay:
 def plain_line(view: RunView) -> str:
     """One line whose columns stay in place from row to row."""
     phase = f"{view.phase_name:<12}  " if view.phase_count > 1 else ""
-    rate = view.agent_steps_per_second
     shown = {"controller/approx_kl": view.latest.get(WORLD_MODEL_KL), **view.latest}
     columns = [
         f"{view.run_fraction:>6.1%}  {phase}{view.latest.get('agent_steps', 0):>11,} steps",
-        f"{format_number(None if rate is None else round(rate)):>9}/s",
+        f"{format_number(view.agent_steps_per_second):>9}/s",
         *(f"{label} {format_number(shown.get(name)):>8}" for name, label in PLAIN_COLUMNS.items()),
         f"ETA {format_duration(view.eta_s):>8}",
     ]

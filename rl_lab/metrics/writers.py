@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from rl_lab.types import MissingExtraError, RLLabError, RunError, StateTree
 from rl_lab.utils.text import printable
@@ -29,58 +29,46 @@ NEWLINES = "\n\t"
 LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
-class Writer(Protocol):
-    """Takes rows and sentences. `name` is the key of its state in a checkpoint."""
-
-    name: str
-
-    def write(self, row: Row) -> None: ...
-    def message(self, text: str, level: Level) -> None: ...
-    def get_state(self) -> StateTree: ...
-    def set_state(self, state: StateTree) -> None: ...
-    def restart(self) -> None: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class NullWriter:
-    """Takes everything and keeps nothing."""
+class Writer:
+    """Takes rows and sentences; by itself it keeps nothing. `name` is the key of its state in a checkpoint."""
 
     name = "null"
 
-    def write(self, row: Row) -> None:
-        pass
-
-    def message(self, text: str, level: Level) -> None:
-        pass
-
+    def write(self, row: Row) -> None: ...
+    def message(self, text: str, level: Level) -> None: ...
+    def set_state(self, state: StateTree) -> None: ...
+    def restart(self) -> None: ...  # the run begins anew in the same place
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
     def get_state(self) -> StateTree:
         return {}
 
-    def set_state(self, state: StateTree) -> None:
-        pass
 
-    def restart(self) -> None:
-        """Forget everything: the run begins anew in the same place."""
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class JsonlWriter(NullWriter):
-    """One JSON object per line, floats exact, each line with the operating system before `write` returns.
-
-    A file that exists is continued; `set_state` cuts it back to where a checkpoint stood.
-    """
-
-    name = "jsonl"
+class _FileWriter(Writer):
+    """Opens its file when it first writes; a file that exists is continued."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self._file: AppendFile | None = None
+
+    def _open(self) -> AppendFile:
+        if self._file is None:
+            self._file = AppendFile(self.path)
+        return self._file
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class JsonlWriter(_FileWriter):
+    """One JSON object per line, floats exact, each line with the operating system before `write` returns.
+
+    `set_state` cuts the file back to where a checkpoint stood.
+    """
+
+    name = "jsonl"
 
     def write(self, row: Row) -> None:
         self._open().append(encode_row(row).encode() + b"\n")
@@ -104,16 +92,6 @@ class JsonlWriter(NullWriter):
 
     def restart(self) -> None:
         self.set_state({"bytes": 0})
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _open(self) -> AppendFile:
-        if self._file is None:
-            self._file = AppendFile(self.path)
-        return self._file
 
 
 def encode_row(row: Row) -> str:
@@ -180,26 +158,14 @@ class AppendFile:
             raise RunError(sentence) from error
 
 
-class TextLogWriter(NullWriter):
+class TextLogWriter(_FileWriter):
     """run.log: every sentence the run said, with the time and how grave it is."""
 
     name = "text_log"
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-        self._file: AppendFile | None = None
-
     def message(self, text: str, level: Level) -> None:
-        if self._file is None:
-            self._file = AppendFile(self.path)
-        self._file.append(
-            f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level:<7} {printable(text, keep=NEWLINES)}\n".encode()
-        )
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level:<7} {printable(text, keep=NEWLINES)}\n"
+        self._open().append(line.encode())
 
 
 class _Points(NamedTuple):
@@ -215,7 +181,7 @@ class _Purge(NamedTuple):
     from_agent_steps: int
 
 
-class TensorBoardWriter(NullWriter):
+class TensorBoardWriter(Writer):
     """Scalars over agent steps, written by a thread so that neither the import nor the encoding delays the run.
 
     Each process writes one event file; after `set_state` the points behind the checkpoint are marked as dropped.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rl_lab.metrics import writers
-from rl_lab.metrics.writers import JsonlWriter, NullWriter, Row, TensorBoardWriter, TextLogWriter, next_event_path
+from rl_lab.metrics.writers import JsonlWriter, Row, TensorBoardWriter, TextLogWriter, Writer, next_event_path
 from rl_lab.types import MissingExtraError, RunError
 
 
@@ -231,7 +231,7 @@ def test_event_files_sort_in_the_order_they_were_begun(tmp_path: Path) -> None:
 
 
 def test_the_null_writer_takes_everything() -> None:
-    writer = NullWriter()
+    writer = Writer()
     writer.write(row(1))
     writer.message("hello", "info")
     writer.set_state(writer.get_state())

@@ -177,7 +177,7 @@ class CheckpointStore:
         paths: set[str] = set()
         for checkpoint in self.paths():
             try:
-                paths |= {file.path for file in _external_files(checkpoint, _read_manifest(checkpoint))}
+                paths |= {file.path for file in _external_files(checkpoint, read_manifest(checkpoint))}
             except DamagedCheckpoint as damage:
                 if isinstance(damage.__cause__, UnreadableFile):
                     return None
@@ -224,10 +224,6 @@ class CheckpointStore:
         names = ", ".join(path.name for path in self.paths()) or "none"
         raise RunError(f"There is no checkpoint '{which}' in {self.directory}: use latest, best or one of: {names}.")
 
-    def read_manifest(self, path: Path) -> dict[str, Any]:
-        """The manifest of one checkpoint, checked as far as it goes without the other files."""
-        return _read_manifest(path)
-
     # --- loading -------------------------------------------------------------------------------
 
     def load(self, which: str | Path = "latest", sections: Sequence[str] | None = None) -> Checkpoint:
@@ -235,7 +231,7 @@ class CheckpointStore:
         return self._load(self.resolve(which), sections)
 
     def _load(self, path: Path, sections: Sequence[str] | None) -> Checkpoint:
-        manifest = _read_manifest(path)
+        manifest = read_manifest(path)
         files = manifest["sections"]
         wanted = [f"{name}.pt" for name in sections] if sections is not None else list(files)
         for file in wanted:
@@ -292,7 +288,13 @@ def _write_sections(
 ) -> None:
     files: dict[str, dict[str, Any]] = {}
     for section, tree in state.items():
-        files |= _write_section(directory, section, tree)
+        assert _SECTION.fullmatch(section), f"section name '{section}' must be letters, digits and '_'"
+        _check_plain(section, tree)
+        content = io.BytesIO()
+        torch.save(map_leaves(_compact, numpy_to_tensors(tree)), content)
+        data = content.getbuffer()
+        write_durably(directory / f"{section}.pt", data)
+        files[f"{section}.pt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     manifest = {
         "schema_version": CHECKPOINT_SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(),
@@ -307,17 +309,6 @@ def _write_sections(
 def _digest(manifest: Mapping[str, Any]) -> str:
     """Of everything in a checkpoint's manifest but the digest itself."""
     return hashlib.sha256(to_json({name: manifest[name] for name in manifest if name != "sha256"}).encode()).hexdigest()
-
-
-def _write_section(directory: Path, section: str, tree: StateTree) -> dict[str, dict[str, Any]]:
-    """Write one section; returns its manifest entries, one per file."""
-    assert _SECTION.fullmatch(section), f"section name '{section}' must be letters, digits and '_'"
-    _check_plain(section, tree)
-    content = io.BytesIO()
-    torch.save(map_leaves(_compact, numpy_to_tensors(tree)), content)
-    data = content.getbuffer()
-    write_durably(directory / f"{section}.pt", data)
-    return {f"{section}.pt": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
 
 
 def _compact(leaf: Any) -> Any:
@@ -340,7 +331,8 @@ def _check_plain(section: str, tree: StateTree) -> None:
             )
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of one checkpoint, checked as far as it goes without the other files."""
     try:
         manifest = read_json(path / "manifest.json")
     except RunError as error:

@@ -33,6 +33,7 @@ _COLUMNS = {
     **dict.fromkeys(("wall_s", "best_score", "final_score"), "REAL"),
     "fingerprint": "TEXT",  # when the files behind the row were last written
 }
+_SEARCHED = ("id", "name", "algorithm", "environment", "tags", "notes")
 _GENERATED_ID = re.compile(r"\d{8}-\d{6}-(.+)-s-?\d+-[0-9a-f]{4}")
 
 
@@ -73,25 +74,18 @@ class RunIndex:
         """The runs that fit, newest first; `text` may stand in the id, name, algorithm, environment, tags or notes."""
         if not self._has_directory():
             return []
-        conditions, values = [], []
-        for column, value in (("status", status), ("algorithm", algorithm), ("environment", environment)):
-            if value is not None:
-                conditions.append(f"{column} = ?")
-                values.append(value)
-        if text:
-            conditions.append("instr(lower(concat_text), lower(?)) > 0")
-            values.append(text)
-        searched = " || ' ' || ".join(
-            f"coalesce({column}, '')" for column in ("id", "name", "algorithm", "environment", "tags", "notes")
-        )
-        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-        query = f"SELECT * FROM (SELECT *, {searched} AS concat_text FROM runs) {where} ORDER BY created DESC, id DESC"
+        wanted = {"status": status, "algorithm": algorithm, "environment": environment}
 
         def answer(database: sqlite3.Connection) -> list[dict[str, Any]]:
             self._synchronise(database)
-            return [_public(row) for row in database.execute(query, values)]
+            return [_public(row) for row in database.execute("SELECT * FROM runs ORDER BY created DESC, id DESC")]
 
-        return self._ask(answer)
+        return [
+            row
+            for row in self._ask(answer)
+            if all(value in (None, row[name]) for name, value in wanted.items())
+            and (text or "").lower() in " ".join(str(row[name] or "") for name in _SEARCHED).lower()
+        ]
 
     def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
         if os.path.islink(self.path):  # it could name any database of this user

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_lab.runs.checkpoint import CheckpointStore, DamagedCheckpoint
+from rl_lab.runs.checkpoint import CheckpointStore, DamagedCheckpoint, read_manifest
 from rl_lab.runs.files import entries_below, is_leftover, read_bytes, refuse_links_out_of
 from rl_lab.runs.lock import is_held
 from rl_lab.runs.metrics_file import parse_row
@@ -98,7 +98,7 @@ def _verify_checkpoint(store: CheckpointStore, path: Path, rows: _Rows) -> tuple
     whole: set[str] = set()
     counts: dict[str, int] = {}
     try:
-        manifest = store.read_manifest(path)
+        manifest = read_manifest(path)
         counts = manifest["counts"]
         sections = {file.removesuffix(".pt") for file in manifest["sections"]}
     except RunError as error:

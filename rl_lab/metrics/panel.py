@@ -33,7 +33,7 @@ FIXED_LINES = 12  # everything in the panel but the table's rows
 SPLIT_WIDTH = 40
 
 
-class PatientConsole(Console):
+class NonExitingConsole(Console):
     """Leaves a broken pipe to its user, where rich's own would end the process."""
 
     def on_broken_pipe(self) -> None:
@@ -41,7 +41,7 @@ class PatientConsole(Console):
 
 
 def render_panel(view: RunView, *, height: int) -> Panel:
-    """The whole panel, with as many metrics as `height` lines leave room for."""
+    """The whole panel, with as many metrics as `height` lines leave space for."""
     limit = max(3, min(14, height - FIXED_LINES - len(view.messages)))
     parts: list[RenderableType] = [_progress(view), _counters(view)]
     if view.history:

@@ -62,7 +62,7 @@ class LiveDisplay(Writer):
             raise ConfigError(f"Display mode '{mode}' is unknown: write {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
         self.view = RunView(title=printable(title), total=total)
         self._stream = stream or (console.file if console is not None else sys.stdout or io.StringIO())
-        self.on_failure: Callable[[str], None] = lambda sentence: None  # told when the terminal is gone
+        self.on_failure: Callable[[str], None] = lambda sentence: None  # called when the terminal is gone
         self.mode = ("live" if _is_terminal(self._stream) else "plain") if mode == "auto" else mode
         self._console = console
         self._live: Live | None = None
@@ -118,7 +118,7 @@ class LiveDisplay(Writer):
         self._is_closed = True
         live, self._live = self._live, None
         if live is not None:
-            with self._surviving():
+            with self._without_failing():
                 live.stop()
 
     # --- the end of a run
@@ -145,7 +145,7 @@ class LiveDisplay(Writer):
         if self.mode == "live":
             from rl_lab.metrics.panel import render_summary
 
-            with self._surviving():
+            with self._without_failing():
                 self._rich_console().print(render_summary(title, facts, paths, commands))
         elif self.mode == "plain":
             lines = {**facts, **{label: str(path) for label, path in paths.items()}, **commands}
@@ -188,7 +188,7 @@ class LiveDisplay(Writer):
         from rl_lab.metrics.panel import render_panel
 
         console = self._rich_console()
-        with self._surviving():
+        with self._without_failing():
             if self._live is None:
                 self._live = Live(console=console, auto_refresh=False)
                 self._live.start()
@@ -196,19 +196,19 @@ class LiveDisplay(Writer):
 
     def _rich_console(self) -> Console:
         if self._console is None:
-            from rl_lab.metrics.panel import PatientConsole
+            from rl_lab.metrics.panel import NonExitingConsole
 
-            self._console = PatientConsole(file=self._stream, force_terminal=True)
+            self._console = NonExitingConsole(file=self._stream, force_terminal=True)
         return self._console
 
     def _print(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        with self._surviving():
+        with self._without_failing():
             self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
             self._stream.flush()
 
     @contextmanager
-    def _surviving(self) -> Iterator[None]:
+    def _without_failing(self) -> Iterator[None]:
         """A terminal that is closed, full or broken ends no run: the display falls silent, or plain where it must."""
         try:
             yield

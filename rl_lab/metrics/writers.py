@@ -154,12 +154,12 @@ class AppendFile:
                 sentence = f"{self.path} is a symbolic link, which is not followed: remove it."
             if error.errno in FULL_DISK_ERRORS:
                 cure = "Free some space, then resume the run; its last checkpoint is intact."
-                sentence = f"The disk is full: no room for the next record of {self.path}. {cure}"
+                sentence = f"The disk is full: no space for the next record of {self.path}. {cure}"
             raise RunError(sentence) from error
 
 
 class TextLogWriter(_FileWriter):
-    """run.log: every sentence the run said, with the time and how grave it is."""
+    """run.log: every sentence the run said, with its time and level."""
 
     name = "text_log"
 
@@ -190,15 +190,15 @@ class TensorBoardWriter(Writer):
 
     name = "tensorboard"
 
-    def __init__(self, directory: Path, *, patience_s: float = 10.0) -> None:
-        """patience_s bounds how long `flush` and `close` wait for the thread."""
+    def __init__(self, directory: Path, *, timeout_s: float = 10.0) -> None:
+        """timeout_s bounds how long `flush` and `close` wait for the thread."""
         if find_spec("tensorboard") is None:
             raise MissingExtraError(
                 "TensorBoard events need the package 'tensorboard', which is not installed: "
                 "run `pip install tensorboard`, or leave the TensorBoard writer out of the config."
             )
         self.directory = Path(directory)
-        self.patience_s = patience_s
+        self.timeout_s = timeout_s
         self._last_agent_steps = -1
         self._queue: SimpleQueue[_Points | _Purge | Event | None] = SimpleQueue()
         self._thread: Thread | None = None
@@ -231,13 +231,13 @@ class TensorBoardWriter(Writer):
         if self._thread is not None:
             reached = Event()
             self._queue.put(reached)
-            reached.wait(self.patience_s)
+            reached.wait(self.timeout_s)
         self._raise_error()
 
     def close(self) -> None:
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join(self.patience_s)
+            self._thread.join(self.timeout_s)
             self._thread = None
         self._raise_error()
 

@@ -365,7 +365,7 @@ def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFil
             )
         files = [ExternalFile(**entry) for entry in manifest.get("external", [])]
     except (TypeError, AttributeError, RunError) as error:
-        raise DamagedCheckpoint(path, f"manifest.json names files outside in a way nobody knows ({error})") from error
+        raise DamagedCheckpoint(path, f"manifest.json names files outside in an unknown way ({error})") from error
     for file in files:
         place = PurePosixPath(file.path)
         if place.is_absolute() or ".." in place.parts:

@@ -147,7 +147,7 @@ class RingArchive:
 
     def restart(self, *, begin: int) -> None:
         """The ring was filled from elsewhere: nothing that the folder holds is in it."""
-        self._log.set_state({"layouts": [], "stretches": [], "patches": []}, saved_until=begin)
+        self._log.set_state({"layouts": [], "segments": [], "patches": []}, saved_until=begin)
         self._mutable_keys = []
         self._is_dirty[...] = False
 
@@ -157,4 +157,4 @@ class RingArchive:
 
     def remove_all_but(self, named: set[str]) -> None:
         """Remove the files that neither the ring nor a checkpoint (`named`) needs."""
-        self._log.remove_all_but(named)
+        self._log.folder.remove_all_but(named | {each.file for each in self._log.named_files()})

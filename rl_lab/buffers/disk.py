@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import os
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,10 @@ import torch
 from torch import Tensor
 
 from rl_lab.buffers.archive import RingArchive
-from rl_lab.buffers.row_log import Arrays, Layout, LogFolder, Stretch, record_dtype, rows_per_file
+from rl_lab.buffers.row_log import Arrays, Layout, LogFolder, Segment, new_blocks, record_dtype, rows_per_file
 from rl_lab.buffers.rows import as_array
 from rl_lab.types import Batch, ConfigError, RunError
+from rl_lab.utils.file_blocks import FileBlocks
 
 
 @dataclass
@@ -34,13 +34,15 @@ class Chunk:
 
     file: str
     layout: Layout
-    first_time: int
     records: np.ndarray  # [times, N] of plain bytes, one item per row
-    saved_bytes: int = 0
-    crc32: int = 0
+    blocks: FileBlocks  # of what is saved
 
     def __post_init__(self) -> None:
         self.rows = self.records.view(record_dtype(self.layout))  # the same with their keys
+
+    @property
+    def first_time(self) -> int:
+        return self.blocks.first_row
 
     @property
     def stop_time(self) -> int:
@@ -116,7 +118,8 @@ class DiskRing:
         row_bytes = record_dtype(self.layout).itemsize
         file, content = self._new_file("rows", count * self.num_envs * row_bytes)
         records = content.view(np.dtype((np.void, row_bytes))).reshape(count, self.num_envs)
-        self.chunks.append(Chunk(file, self.layout, time, records))
+        blocks = new_blocks(self.num_envs * row_bytes, first_row=time, most_rows=count)
+        self.chunks.append(Chunk(file, self.layout, records, blocks))
         self._first_times = np.array([chunk.first_time for chunk in self.chunks])
 
     def _new_file(self, kind: str, byte_count: int) -> tuple[str, np.ndarray]:
@@ -254,27 +257,25 @@ class DiskRing:
         self._first_times = np.zeros(0, np.int64)
         self._is_last[...] = False
 
-    def flush(self, end: int) -> list[Stretch]:
+    def flush(self, end: int) -> list[Segment]:
         """Bring the rows before time `end` to the disk; where they are, with layouts numbered in order of chunks."""
-        stretches, layouts = [], self.layouts()
+        assert self.folder is not None
+        segments, layouts = [], self.layouts()
         for chunk, following in zip(self.chunks, [*self.chunks[1:], None], strict=True):
             stop = min(end, chunk.stop_time, following.first_time if following is not None else end)
             count = stop - chunk.first_time
             if count <= 0:
                 continue
-            byte_count = count * chunk.records[0].nbytes
-            if byte_count > chunk.saved_bytes:
-                content = chunk.records.reshape(-1).view(np.uint8)[chunk.saved_bytes : byte_count]
-                chunk.crc32, chunk.saved_bytes = zlib.crc32(content, chunk.crc32), byte_count  # type: ignore[arg-type]
-                assert self.folder is not None
+            if count > chunk.blocks.rows:
+                new = chunk.records[chunk.blocks.rows : count].reshape(-1).view(np.uint8)
+                chunk.blocks = chunk.blocks.extended(new)
                 _sync(self.folder.path(chunk.file))
             self._named.add(chunk.file)
-            layout = layouts.index(chunk.layout)
-            stretches.append(Stretch(chunk.file, layout, chunk.first_time, count, byte_count, chunk.crc32))
-        if self.folder is not None and stretches:
+            segments.append(Segment(chunk.file, chunk.blocks, layouts.index(chunk.layout)))
+        if segments:
             self.folder.sync()
         self.saved_until = end
-        return stretches
+        return segments
 
     def layouts(self) -> list[Layout]:
         """Every layout in use, the newest last."""
@@ -282,20 +283,20 @@ class DiskRing:
         unique = [layout for index, layout in enumerate(older) if layout not in older[:index]]
         return [*unique, self.layout] if self.layout else unique
 
-    def take_over(self, stretches: list[Stretch], layouts: list[Layout], *, end: int) -> None:
+    def take_over(self, segments: list[Segment], layouts: list[Layout], *, end: int) -> None:
         """Map the files of a checkpoint; the next row goes to a new one."""
         assert self.folder is not None
         self.forget()
         self.layout = layouts[-1] if layouts else {}
-        for stretch in stretches:
-            layout = layouts[stretch.layout]
-            for _ in self.folder.blocks(stretch.file, stretch.bytes, stretch.crc32, item_bytes=1):
-                pass  # read for its checksum
-            content = mapped(self.folder.path(stretch.file), stretch.bytes)
+        for segment in segments:
+            layout = layouts[segment.layout]
+            for _ in self.folder.read(segment):
+                pass  # verified
+            content = mapped(self.folder.path(segment.file), segment.blocks.bytes)
             records = content.view(np.dtype((np.void, record_dtype(layout).itemsize))).reshape(-1, self.num_envs)
-            self.chunks.append(Chunk(stretch.file, layout, stretch.first_time, records, stretch.bytes, stretch.crc32))
-            self._named.add(stretch.file)
-            slots = np.arange(stretch.first_time, stretch.stop_time)[-self.slots_per_env :] % self.slots_per_env
+            self.chunks.append(Chunk(segment.file, layout, records, segment.blocks))
+            self._named.add(segment.file)
+            slots = np.arange(segment.first_time, segment.stop_time)[-self.slots_per_env :] % self.slots_per_env
             self._is_last[:, slots] = self.chunks[-1].rows["is_last"][-self.slots_per_env :].T
         self._first_times = np.array([chunk.first_time for chunk in self.chunks], np.int64)
         self.newest, self.saved_until = end - 1, end
@@ -309,11 +310,12 @@ class DiskArchive(RingArchive):
         self._disk = ring
 
     def _append(self, *, begin: int, end: int) -> None:
-        stretches = [stretch for stretch in self._disk.flush(end) if stretch.stop_time > begin]
-        self._log.layouts, self._log.stretches, self._log.saved_until = self._disk.layouts(), stretches, end
+        self._log.segments, self._log.layouts = self._disk.flush(end), self._disk.layouts()
+        self._log.drop_before(begin)
+        self._log.saved_until = end
 
     def _fill_ring(self, *, begin: int, end: int) -> None:
-        self._disk.take_over(self._log.stretches, self._log.layouts, end=end)
+        self._disk.take_over(self._log.segments, self._log.layouts, end=end)
 
     def remove_all_but(self, named: set[str]) -> None:
         super().remove_all_but(named | self._disk.live_files())

@@ -23,9 +23,9 @@ from torch import Tensor
 from rl_lab.buffers.archive import Ring, RingArchive
 from rl_lab.buffers.compressed import CompressedRing, frame_bytes
 from rl_lab.buffers.disk import DiskArchive, DiskRing
-from rl_lab.buffers.row_log import NamedFile, missing_log
+from rl_lab.buffers.row_log import NamedFile
 from rl_lab.buffers.rows import DeviceRing, RowRing, as_array, row_bytes
-from rl_lab.types import Batch, ConfigError, EnvSpec, StateTree, did_you_mean
+from rl_lab.types import Batch, ConfigError, EnvSpec, RunError, StateTree, did_you_mean
 
 _CPU = torch.device("cpu")
 STORAGES = ("cpu", "pinned", "gpu", "disk")
@@ -369,7 +369,10 @@ class Replay:
                 self._archive.restart(begin=self._begin)
             return
         if self._archive is None:
-            raise missing_log(state["log"])
+            raise RunError(
+                "This replay has no directory, but the saved rows lie in files of one: build it with `directory`, the "
+                "folder replay/<name> of the run."
+            )
         self._archive.load(state["log"], begin=self._begin, end=self._answered)
         if state["pending"]:
             slot = self._answered % self.slots_per_env

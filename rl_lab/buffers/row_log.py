@@ -1,79 +1,86 @@
-"""Rows on the disk: files that only ever grow, so that a checkpoint pays for what is new and for nothing else.
+"""Rows on the disk: files that only grow, so that a checkpoint pays for what is new and for nothing else.
 
     replay/<name>/rows_000001.bin    rows of times 0 .. 4095        a file holds records [rows, N], one per environment,
                   rows_000002.bin    rows of times 4096 .. 6143     each with all keys of a row side by side
-                  patch_000003.bin   rows written back since: where they are and their new values
+                  patch_000003.bin   rows written back since: their indices and new values
 
-An answered row never changes, so a checkpoint names a beginning of each file (a `Stretch`) and its checksum. What the
-file holds beyond is newer than the checkpoint and not read. After a restore new rows go to a new file: going back to an
-earlier checkpoint spoils no later one, and a process killed while it writes leaves bytes that nobody names.
+An answered row never changes, so a checkpoint names rows of each file (a `Segment`) with a checksum for each block of
+them. What the file holds beyond is newer than the checkpoint and not read. After a restore new rows go to a new file:
+going back to an earlier checkpoint spoils no later one, and what a killed process wrote is in no checkpoint.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 
 from rl_lab.types import RunError, StateTree
+from rl_lab.utils.file_blocks import DamagedFileError, FileBlocks
 
 Arrays = dict[str, np.ndarray]
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # key -> dtype and shape of one row of one environment
 
 _FILE = re.compile(r"(rows|patch|mutable)_(\d{6,})\.bin")
 _FILE_BYTES = 64 * 2**20  # of rows: a file that outlives its rows in the ring costs little
-_BLOCK_BYTES = 4 * 2**20  # what is copied, checked and written at once: it stays in the processor's cache
 _LEAST_FILES = 8  # that a full ring is spread over, so that old rows free their space early
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """The beginning of a file that holds the rows of consecutive times."""
-
-    file: str
-    layout: int  # which of the log's layouts its records have
-    first_time: int
-    rows: int  # times; each is a row of every environment
-    bytes: int
-    crc32: int
-
-    @property
-    def stop_time(self) -> int:
-        return self.first_time + self.rows
-
-
-@dataclass(frozen=True)
-class Patch:
-    """A file of newer values of `rows` single rows, named by time * N + environment."""
-
-    file: str
-    keys: tuple[str, ...]
-    rows: int
-    bytes: int
-    crc32: int
+_BLOCK_BYTES = 2**20  # that share a checksum
+_LEAST_BLOCKS = 8  # of a file
+_COPY_BYTES = 4 * 2**20  # copied, checksummed and written at once: it stays in the processor's cache
 
 
 @dataclass(frozen=True)
 class NamedFile:
-    """What a checkpoint needs outside its own folder: the beginning of a file, and the checksum of that."""
+    """What a checkpoint needs outside its own folder: some blocks of a file."""
 
     file: str
-    bytes: int
-    crc32: int
+    blocks: FileBlocks
+
+
+@dataclass(frozen=True)
+class Segment(NamedFile):
+    """The beginning of a file, with the rows of consecutive times; a row of the file is one of every environment."""
+
+    layout: int  # which of the log's layouts its records have
+
+    @property
+    def first_time(self) -> int:
+        return self.blocks.first_row
+
+    @property
+    def stop_time(self) -> int:
+        return self.first_time + self.blocks.rows
+
+    def without(self, begin: int) -> Segment:
+        """Without the blocks whose rows are all of times before `begin`."""
+        first = max(begin - self.first_time, 0) // self.blocks.block_rows
+        return replace(self, blocks=replace(self.blocks, first_block=first))
+
+
+@dataclass(frozen=True)
+class Patch(NamedFile):
+    """A file of newer values of single rows, sorted by their index, time * N + environment."""
+
+    keys: tuple[str, ...]
+    last_indices: tuple[int, ...]  # of each block
+
+    def without(self, begin_index: int) -> Patch:
+        """Without the blocks whose indices all lie before `begin_index`."""
+        first = int(np.searchsorted(self.last_indices, begin_index))
+        return replace(self, blocks=replace(self.blocks, first_block=first))
 
 
 @runtime_checkable
 class KeepsFiles(Protocol):
     """A buffer whose state needs files of its own folder."""
 
-    def named_files(self) -> list[NamedFile]: ...
+    def named_files(self) -> Sequence[NamedFile]: ...
 
     def remove_files_but(self, named: set[str]) -> None: ...
 
@@ -89,6 +96,11 @@ def rows_per_file(layout: Layout, *, num_envs: int, slots_per_env: int) -> int:
     return max(1, min(_FILE_BYTES // time_bytes, -(-slots_per_env // _LEAST_FILES)))
 
 
+def new_blocks(row_bytes: int, *, first_row: int, most_rows: int) -> FileBlocks:
+    """The blocks of a new file that will hold up to `most_rows`: about 1 MiB each, and no more than an eighth."""
+    return FileBlocks(row_bytes, max(1, min(_BLOCK_BYTES // row_bytes, most_rows // _LEAST_BLOCKS)), first_row)
+
+
 # --- the folder --------------------------------------------------------------------------------
 
 
@@ -100,7 +112,7 @@ class LogFolder:
         self._last_number = 0
 
     def new_name(self, kind: str) -> str:
-        """A name that no checkpoint can mean, whatever earlier processes left here."""
+        """A name that no checkpoint has, whatever earlier processes left here."""
         self.directory.mkdir(parents=True, exist_ok=True)
         numbers = (int(match[2]) for match in map(_FILE.fullmatch, os.listdir(self.directory)) if match)
         self._last_number = max(self._last_number, *numbers, 0) + 1
@@ -119,41 +131,20 @@ class LogFolder:
         return self.directory / name
 
     def sync(self) -> None:
-        """Wait until the disk knows the names of new files."""
+        """Wait until the disk has the names of new files."""
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
-    def blocks(self, file: str, byte_count: int, crc32: int, *, item_bytes: int) -> Iterator[bytearray]:
-        """The first bytes of a file, some whole items at a time; refused when they are not those that were written."""
-        path = self.path(file)
-        seen, checksum = 0, 0
+    def read(self, named: NamedFile) -> Iterator[tuple[int, bytearray]]:
+        """Every needed block of a file: its first row, counted from the file's beginning, and its bytes."""
+        path = self.path(named.file)
         try:
-            with open(path, "rb", buffering=0) as source:
-                while seen < byte_count:
-                    size = min(max(_BLOCK_BYTES // item_bytes, 1) * item_bytes, byte_count - seen)
-                    block = bytearray(size)
-                    count = _read_fully(source, block)
-                    if count < size:
-                        raise RunError(f"{path} has {seen + count} bytes where the checkpoint needs {byte_count}.")
-                    checksum, seen = zlib.crc32(block, checksum), seen + size
-                    yield block
-        except FileNotFoundError:
-            raise RunError(f"{path} is missing: the checkpoint needs its rows.") from None
-        if checksum != crc32:
-            raise RunError(f"{path} has changed since it was written (crc32 differs).")
-
-
-def _read_fully(source: BinaryIO, block: bytearray) -> int:
-    view, count = memoryview(block), 0
-    while count < len(block):
-        got = source.readinto(view[count:])  # type: ignore[attr-defined]
-        if not got:
-            break
-        count += got
-    return count
+            yield from named.blocks.read(path)
+        except DamagedFileError as error:
+            raise RunError(f"{path}: {error}, but the checkpoint needs its rows.") from error
 
 
 def _write_fully(target: BinaryIO, block: memoryview) -> None:
@@ -167,7 +158,7 @@ def _sync_and_close(file: BinaryIO) -> None:
 
 
 class _Writer:
-    """Writes blocks while their checksum is computed, and lets one file reach the disk while the next is written."""
+    """Writes while checksums are computed, and lets one file reach the disk while the next is written."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="row_log")
@@ -179,13 +170,13 @@ class _Writer:
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=True)
 
-    def write(self, file: BinaryIO, block: np.ndarray, checksum: int) -> int:
-        """The checksum with this block."""
-        data = memoryview(block.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    def write(self, file: BinaryIO, records: np.ndarray, blocks: FileBlocks) -> FileBlocks:
+        """The file's blocks with these records."""
+        data = memoryview(records.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         written = self._threads.submit(_write_fully, file, data)
-        checksum = zlib.crc32(data, checksum)
+        blocks = blocks.extended(data)
         written.result()
-        return checksum
+        return blocks
 
     def close(self, file: BinaryIO) -> None:
         """Begin to bring a file to the disk; at most one other is on its way."""
@@ -209,9 +200,9 @@ class RowLog:
         self.num_envs, self.slots_per_env = num_envs, slots_per_env
         self.saved_until = 0  # rows of earlier times are on the disk, or were overwritten before a save
         self.layouts: list[Layout] = []
-        self.stretches: list[Stretch] = []
+        self.segments: list[Segment] = []
         self.patches: list[Patch] = []
-        self._tail: str | None = None  # the file that may still grow: written by this process, and whole
+        self._has_tail = False  # whether the last segment's file may grow: written by this process, and whole
 
     def append(self, rows_between: Callable[[int, int], Arrays], layout: Layout, *, begin: int, end: int) -> None:
         """Bring the rows up to time `end` to the disk and forget those before `begin`, which the ring has lost.
@@ -220,65 +211,60 @@ class RowLog:
         """
         self.drop_before(begin)
         start = max(self.saved_until, begin)
-        if start > self.saved_until or not self.stretches:
-            self._tail = None  # times in between were overwritten: a stretch has no holes
+        if start > self.saved_until or not self.segments:
+            self._has_tail = False  # times in between were overwritten: a segment has no holes
         if layout and (not self.layouts or list(self.layouts[-1].items()) != list(layout.items())):
             self.layouts.append(dict(layout))
-            self._tail = None
+            self._has_tail = False
         if start < end:
-            tail, self._tail = self._tail, None  # a failure half-way leaves a file that is not continued
-            self._tail = self._write_rows(rows_between, start, end, tail)
+            has_tail, self._has_tail = self._has_tail, False  # a file that a failure left half-written is not continued
+            self._write_rows(rows_between, start, end, has_tail)
+            self._has_tail = True
             self.folder.sync()
         self.saved_until = end
 
-    def _write_rows(self, rows_between: Callable[[int, int], Arrays], start: int, end: int, tail: str | None) -> str:
+    def _write_rows(self, rows_between: Callable[[int, int], Arrays], start: int, end: int, has_tail: bool) -> None:
         layout = self.layouts[-1]
         limit = rows_per_file(layout, num_envs=self.num_envs, slots_per_env=self.slots_per_env)
-        stretches = list(self.stretches)
+        row_bytes = record_dtype(layout).itemsize * self.num_envs
+        segments = list(self.segments)
         with _Writer() as writer:
             while start < end:
-                if tail is None or stretches[-1].rows >= limit:
-                    tail = self.folder.new_name("rows")
-                    stretches.append(Stretch(tail, len(self.layouts) - 1, start, 0, 0, 0))
-                stop = min(end, start + limit - stretches[-1].rows)
-                file = open(self.folder.path(tail), "ab", buffering=0)  # noqa: SIM115 - closed once it is on the disk
-                for block in self._records(rows_between, layout, start, stop):
-                    last = stretches[-1]
-                    checksum = writer.write(file, block, last.crc32)
-                    stretches[-1] = replace(
-                        last, rows=last.rows + len(block), bytes=last.bytes + block.nbytes, crc32=checksum
-                    )
+                if not has_tail or segments[-1].blocks.rows >= limit:
+                    blocks = new_blocks(row_bytes, first_row=start, most_rows=limit)
+                    segments.append(Segment(self.folder.new_name("rows"), blocks, len(self.layouts) - 1))
+                    has_tail = True
+                last = segments[-1]
+                stop = min(end, start + limit - last.blocks.rows)
+                file = open(self.folder.path(last.file), "ab", buffering=0)  # noqa: SIM115 - closed by the writer
+                for records in self._records(rows_between, layout, start, stop):
+                    last = replace(last, blocks=writer.write(file, records, last.blocks))
                 writer.close(file)
-                start = stop
+                segments[-1], start = last, stop
             writer.finish()
-        self.stretches = stretches
-        assert tail is not None
-        return tail
+        self.segments = segments
 
     def _records(
         self, rows_between: Callable[[int, int], Arrays], layout: Layout, start: int, stop: int
     ) -> Iterator[np.ndarray]:
         """Rows as they lie in a file, `[times, N]`, a few megabytes at a time."""
         record = record_dtype(layout)
-        times = max(1, _BLOCK_BYTES // max(record.itemsize * self.num_envs, 1))
+        times = max(1, _COPY_BYTES // max(record.itemsize * self.num_envs, 1))
         buffer = np.empty((min(times, stop - start), self.num_envs), record)
         for first in range(start, stop, times):
-            block = buffer[: min(times, stop - first)]
-            for key, values in rows_between(first, first + len(block)).items():
-                block[key] = values.swapaxes(0, 1)
-            yield block
+            records = buffer[: min(times, stop - first)]
+            for key, values in rows_between(first, first + len(records)).items():
+                records[key] = values.swapaxes(0, 1)
+            yield records
 
     def drop_before(self, begin: int) -> None:
-        """Forget stretches whose rows are all gone, and what only they needed."""
-        kept = [stretch for stretch in self.stretches if stretch.stop_time > begin]
-        if len(kept) < len(self.stretches):
-            self.stretches = kept
-            self._renumber_layouts()
-
-    def _renumber_layouts(self) -> None:
-        used = sorted({stretch.layout for stretch in self.stretches} | {len(self.layouts) - 1})
+        """Forget blocks whose rows are all of earlier times, and what only they needed."""
+        self.segments = [each.without(begin) for each in self.segments if each.stop_time > begin]
+        begin_index = begin * self.num_envs
+        self.patches = [each.without(begin_index) for each in self.patches if each.last_indices[-1] >= begin_index]
+        used = sorted({segment.layout for segment in self.segments} | {len(self.layouts) - 1} - {-1})
         self.layouts = [self.layouts[index] for index in used]
-        self.stretches = [replace(stretch, layout=used.index(stretch.layout)) for stretch in self.stretches]
+        self.segments = [replace(segment, layout=used.index(segment.layout)) for segment in self.segments]
 
     # --- rows that changed after they were answered --------------------------------------------
 
@@ -287,114 +273,98 @@ class RowLog:
     ) -> None:
         """Bring newer values of single rows to the disk; `replaces_all` says that earlier patches are not needed.
 
-        `values_of(index)` gives `[K, ...]` for each key of `layout`; rows are named by time * N + environment.
+        `values_of(index)` gives `[K, ...]` for each key of `layout`; `index` is sorted.
         """
         record = record_dtype({"index": ("int64", ()), **layout})
-        name = self.folder.new_name("patch")
-        checksum, times = 0, max(1, _BLOCK_BYTES // record.itemsize)
+        name, blocks = self.folder.new_name("patch"), new_blocks(record.itemsize, first_row=0, most_rows=len(index))
+        rows = max(1, _COPY_BYTES // record.itemsize)
         with _Writer() as writer:
-            file = open(self.folder.path(name), "xb", buffering=0)  # noqa: SIM115 - closed once it is on the disk
-            for first in range(0, len(index), times):
-                part = index[first : first + times]
-                block = np.empty(len(part), record)
-                block["index"] = part
+            file = open(self.folder.path(name), "xb", buffering=0)  # noqa: SIM115 - closed by the writer
+            for first in range(0, len(index), rows):
+                part = index[first : first + rows]
+                records = np.empty(len(part), record)
+                records["index"] = part
                 for key, values in values_of(part).items():
-                    block[key] = values
-                checksum = writer.write(file, block, checksum)
+                    records[key] = values
+                blocks = writer.write(file, records, blocks)
             writer.close(file)
             writer.finish()
         self.folder.sync()
-        patch = Patch(name, tuple(layout), len(index), len(index) * record.itemsize, checksum)
+        stops = range(blocks.block_rows, len(index) + blocks.block_rows, blocks.block_rows)
+        last_indices = tuple(int(index[min(stop, len(index)) - 1]) for stop in stops)
+        patch = Patch(name, blocks, tuple(layout), last_indices)
         self.patches = [patch] if replaces_all else [*self.patches, patch]
 
     @property
     def patched_rows(self) -> int:
-        return sum(patch.rows for patch in self.patches)
+        return sum(patch.blocks.rows for patch in self.patches)
 
     # --- state ---------------------------------------------------------------------------------
 
     def named_files(self) -> list[NamedFile]:
         """Every file that the state of this instant needs."""
-        return named_files(self.stretches, self.patches)
-
-    def remove_all_but(self, named: set[str]) -> None:
-        """Remove the files that neither this log nor a checkpoint (`named`) needs."""
-        self.folder.remove_all_but(named | {each.file for each in self.named_files()})
+        return [*self.segments, *self.patches]
 
     def get_state(self) -> StateTree:
-        return log_state(self.layouts, self.stretches, self.patches)
+        """The log as plain data."""
+        return {
+            "layouts": [
+                [{"key": key, "dtype": dtype, "shape": list(shape)} for key, (dtype, shape) in layout.items()]
+                for layout in self.layouts
+            ],
+            "segments": [asdict(segment) for segment in self.segments],
+            "patches": [asdict(patch) for patch in self.patches],
+        }
 
     def set_state(self, state: StateTree, *, saved_until: int) -> None:
         """Take over what a checkpoint names; rows to come go to new files."""
-        self.layouts, self.stretches, self.patches = parse_log_state(state)
-        self.saved_until, self._tail = saved_until, None
+        state = _of_today(state)
+        self.layouts = [
+            {column["key"]: (column["dtype"], tuple(column["shape"])) for column in layout}
+            for layout in state["layouts"]
+        ]
+        self.segments = [Segment(**{**each, "blocks": FileBlocks(**each["blocks"])}) for each in state["segments"]]
+        self.patches = [Patch(**{**each, "blocks": FileBlocks(**each["blocks"])}) for each in state["patches"]]
+        self.saved_until, self._has_tail = saved_until, False
 
     def read_rows(self, *, begin: int) -> Iterator[tuple[int, Arrays]]:
-        """Every stretch from time `begin` on, in blocks: their first time and their rows `[N, times, ...]`."""
-        yield from read_rows(self.folder, self.layouts, self.stretches, num_envs=self.num_envs, begin=begin)
+        """Every segment from time `begin` on, in blocks: their first time and their rows `[N, times, ...]`."""
+        for segment in self.segments:
+            record = record_dtype(self.layouts[segment.layout])
+            for first, block in self.folder.read(segment):
+                rows, time = np.frombuffer(block, record).reshape(-1, self.num_envs), segment.first_time + first
+                lost = max(begin - time, 0)
+                if lost < len(rows):
+                    yield time + lost, {key: rows[key][lost:].swapaxes(0, 1) for key in record.names or ()}
 
     def read_patches(self, *, begin: int) -> Iterator[tuple[np.ndarray, np.ndarray, Arrays]]:
         """Written-back values, oldest first: times, environments and values `[K, ...]` per key."""
-        yield from read_patches(self.folder, self.layouts[-1], self.patches, num_envs=self.num_envs, begin=begin)
+        for patch in self.patches:
+            record = record_dtype({"index": ("int64", ()), **{key: self.layouts[-1][key] for key in patch.keys}})
+            for _, block in self.folder.read(patch):
+                rows = np.frombuffer(block, record)
+                rows = rows[rows["index"] >= begin * self.num_envs]
+                time, env_index = np.divmod(rows["index"], self.num_envs)
+                yield time, env_index, {key: rows[key] for key in patch.keys}
 
 
-def named_files(stretches: Sequence[Stretch], patches: Sequence[Patch]) -> list[NamedFile]:
-    rows = [NamedFile(each.file, each.bytes, each.crc32) for each in stretches]
-    return rows + [NamedFile(each.file, each.bytes, each.crc32) for each in patches]
+def _of_today(state: StateTree) -> StateTree:
+    """The state of a log as it is now; before blocks, each file had one checksum (`stretches`)."""
+    if "segments" in state:
+        return state
 
+    def blocks_of(each: StateTree) -> StateTree:
+        first_row = each.get("first_time", 0)
+        blocks = FileBlocks.single(
+            rows=each["rows"], byte_count=each["bytes"], crc32=each["crc32"], first_row=first_row
+        )
+        return {"file": each["file"], "blocks": asdict(blocks)}
 
-def log_state(layouts: Sequence[Layout], stretches: Sequence[Stretch], patches: Sequence[Patch]) -> StateTree:
-    """The log as plain data."""
+    no_limit = (2**63 - 1,)
     return {
-        "layouts": [
-            [{"key": key, "dtype": dtype, "shape": list(shape)} for key, (dtype, shape) in layout.items()]
-            for layout in layouts
+        "layouts": state["layouts"],
+        "segments": [{**blocks_of(each), "layout": each["layout"]} for each in state["stretches"]],
+        "patches": [
+            {**blocks_of(each), "keys": tuple(each["keys"]), "last_indices": no_limit} for each in state["patches"]
         ],
-        "stretches": [asdict(stretch) for stretch in stretches],
-        "patches": [{**asdict(patch), "keys": list(patch.keys)} for patch in patches],
     }
-
-
-def parse_log_state(state: StateTree) -> tuple[list[Layout], list[Stretch], list[Patch]]:
-    layouts: list[Layout] = [
-        {column["key"]: (column["dtype"], tuple(column["shape"])) for column in layout} for layout in state["layouts"]
-    ]
-    stretches = [Stretch(**each) for each in state["stretches"]]
-    return layouts, stretches, [Patch(**{**each, "keys": tuple(each["keys"])}) for each in state["patches"]]
-
-
-def read_rows(
-    folder: LogFolder, layouts: Sequence[Layout], stretches: Sequence[Stretch], *, num_envs: int, begin: int
-) -> Iterator[tuple[int, Arrays]]:
-    for stretch in stretches:
-        record = record_dtype(layouts[stretch.layout])
-        time = stretch.first_time
-        for block in folder.blocks(
-            stretch.file, stretch.bytes, stretch.crc32, item_bytes=max(record.itemsize * num_envs, 1)
-        ):
-            rows = np.frombuffer(block, record).reshape(-1, num_envs)
-            lost = min(max(begin - time, 0), len(rows))
-            if lost < len(rows):
-                yield time + lost, {key: rows[key][lost:].swapaxes(0, 1) for key in layouts[stretch.layout]}
-            time += len(rows)
-
-
-def read_patches(
-    folder: LogFolder, layout: Layout, patches: Sequence[Patch], *, num_envs: int, begin: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, Arrays]]:
-    for patch in patches:
-        record = record_dtype({"index": ("int64", ()), **{key: layout[key] for key in patch.keys}})
-        for block in folder.blocks(patch.file, patch.bytes, patch.crc32, item_bytes=record.itemsize):
-            rows = np.frombuffer(block, record)
-            rows = rows[rows["index"] >= begin * num_envs]
-            time, env_index = np.divmod(rows["index"], num_envs)
-            yield time, env_index, {key: rows[key] for key in patch.keys}
-
-
-def missing_log(state: Mapping[str, Any]) -> RunError:
-    """A buffer without a folder cannot read a state whose rows lie in one."""
-    count = len(state["stretches"])
-    return RunError(
-        f"This replay has no directory, but the saved rows lie in {count} files of one: build it with `directory`, the "
-        "folder replay/<name> of the run."
-    )

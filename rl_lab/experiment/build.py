@@ -418,7 +418,7 @@ def _saver(run: RunDirectory | None, block: CheckpointBlock, targets: dict[str, 
         with readable_disk_errors(run.path / _REPLAY, run_id=run.id):
             state = gather_state(targets)
         external = [
-            ExternalFile("buffers", f"{_REPLAY}/{name}/{named.file}", named.bytes, named.crc32)
+            ExternalFile("buffers", f"{_REPLAY}/{name}/{named.file}", named.blocks)
             for name, buffer in buffers.items()
             for named in buffer.named_files()
         ]

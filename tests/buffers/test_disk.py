@@ -17,6 +17,7 @@ from rl_lab.buffers.replay import ReplayBuffer
 from rl_lab.buffers.row_log import record_dtype
 from rl_lab.buffers.sequence import SequenceReplay
 from rl_lab.types import ConfigError, RunError
+from rl_lab.utils.file_blocks import FileBlocks
 from rl_lab.utils.tree import equal
 
 
@@ -83,7 +84,7 @@ def test_random_saves_kills_and_returns_equal_a_replay_in_memory(tmp_path: Path)
         if chance.random() < 0.4:
             checkpoints = [*checkpoints[-2:], (time, saved(disk), saved(twin))]
             logs = [state["log"] for _, state, _ in checkpoints]
-            disk.remove_files_but({each["file"] for log in logs for each in (*log["stretches"], *log["patches"])})
+            disk.remove_files_but({each["file"] for log in logs for each in (*log["segments"], *log["patches"])})
         if checkpoints and chance.random() < 0.2:  # killed: anew from one of the checkpoints
             time, state, twin_state = chance.choice(checkpoints)
             checkpoints = [each for each in checkpoints if each[0] <= time]
@@ -97,8 +98,8 @@ def test_what_a_checkpoint_names_is_never_changed(tmp_path: Path) -> None:
     disk = on_disk(tmp_path, SequenceReplay, sequence_length=4, write_back=["latent"])
     fill(disk, range(20), extra=True)
     state = saved(disk)
-    content = {each["file"]: (tmp_path / each["file"]).read_bytes()[: each["bytes"]]
-               for each in state["log"]["stretches"]}  # fmt: skip
+    content = {each["file"]: (tmp_path / each["file"]).read_bytes()[: FileBlocks(**each["blocks"]).bytes]
+               for each in state["log"]["segments"]}  # fmt: skip
     batch = disk.sample()
     disk.write(batch["index"], "latent", batch["latent"] + 1)
     fill(disk, range(20, 60), extra=True)
@@ -177,16 +178,16 @@ def test_rows_in_full_are_refused_with_the_way_out(tmp_path: Path) -> None:
 
 def test_a_deleted_short_or_altered_file_is_named(tmp_path: Path) -> None:
     state = saved(fill(on_disk(tmp_path), range(10)))
-    path, stretch = rows_file(tmp_path), state["log"]["stretches"][0]
+    path, needed = rows_file(tmp_path), FileBlocks(**state["log"]["segments"][0]["blocks"]).bytes
     content = path.read_bytes()
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    with pytest.raises(RunError, match=rf"{path.name} has changed since it was written"):
+    with pytest.raises(RunError, match=rf"{path.name}: block 0 .* has changed since it was written"):
         on_disk(tmp_path).set_state(state)
-    path.write_bytes(content[: stretch["bytes"] - 1])
-    with pytest.raises(RunError, match=rf"{path.name} has {stretch['bytes'] - 1} bytes where"):
+    path.write_bytes(content[: needed - 1])
+    with pytest.raises(RunError, match=rf"{path.name}: it has {needed - 1} bytes where"):
         on_disk(tmp_path).set_state(state)
     path.unlink()
-    with pytest.raises(RunError, match=rf"{path.name} is missing"):
+    with pytest.raises(RunError, match=rf"{path.name}: it is missing"):
         on_disk(tmp_path).set_state(state)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rl_lab.types import Batch, StateTree
+from rl_lab.types import Batch, Progress, StateTree
 
 
 class Buffer(Protocol):
@@ -29,8 +29,8 @@ class Buffer(Protocol):
         """Whether `sample` can give a batch now."""
         ...
 
-    def sample(self) -> Batch:
-        """A batch `[B, T, ...]` of consecutive rows."""
+    def sample(self, progress: Progress | None = None) -> Batch:
+        """A batch `[B, T, ...]` of consecutive rows; `progress` is asked by settings that follow a schedule."""
         ...
 
     def learned(self, batch: Batch) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from rl_lab.types import Batch, ConfigError, StateTree
+from rl_lab.types import Batch, ConfigError, Progress, StateTree
 
 
 class EpisodeBuffer:
@@ -53,7 +53,7 @@ class EpisodeBuffer:
     def ready(self) -> bool:
         return len(self._finished) >= self.episodes_per_batch
 
-    def sample(self) -> Batch:
+    def sample(self, progress: Progress | None = None) -> Batch:
         """Every finished episode: none waits until the policy that played it is long gone."""
         assert self.ready(), "too few finished episodes"
         episodes, self._finished = self._finished, []

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl_lab.buffers.replay import ReplayBuffer, split
 from rl_lab.buffers.rows import as_array
-from rl_lab.types import Batch, ConfigError, RunError, StateTree
+from rl_lab.types import Batch, ConfigError, Progress, RunError, ScheduledNumber, StateTree
 
 _FAN_OUT = 16  # children of a node: few numpy calls per level, and little summed in vain
 _JUST_BELOW_1 = float(np.nextafter(1.0, 0.0))
@@ -187,19 +187,23 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """Adds `batch["index"]` and `batch["weight"]` `[B]`; learning notes each start's error as `batch["priority"]`.
 
     Weights undo the preference for surprising starts as far as `beta` says (1: wholly) and are at most 1 in a batch.
+    `beta` may be a schedule: the paper lets it grow to 1, since the bias matters most where learning converges.
     """
 
     alpha: float = 0.6
-    beta: float = 0.4
+    beta: float | ScheduledNumber = 0.4
     epsilon: float = 1e-6
     wants_priorities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.beta <= 1.0:
-            raise ConfigError(
-                f"Replay: beta is {self.beta}; allowed is 0 (no correction) to 1 (whole). Write beta: 0.4."
-            )
+        ends = (self.beta,) if isinstance(self.beta, float | int) else (self.beta.start, self.beta.end)
+        for beta in ends:
+            if beta is not None and not 0.0 <= beta <= 1.0:
+                raise ConfigError(
+                    f"Replay: beta is {beta}; allowed is 0 (no correction) to 1 (whole). Write beta: 0.4, or "
+                    "beta: linear(0.4, 1.0) to let it grow over the phase."
+                )
         self._strata = np.arange(self.batch_size, dtype=np.float64)
         self._drawn: tuple[Tensor | None, np.ndarray, int] = (None, self._strata, 0)  # the last batch: index and leaves
         self._priorities = StartPriorities(
@@ -213,7 +217,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _rows_forgotten(self, begin: int, end: int) -> None:
         self._priorities.rows_stored(range(begin, end), starts=range(0))
 
-    def sample(self) -> Batch:
+    def sample(self, progress: Progress | None = None) -> Batch:
         """B starts, one from each B-th of the whole priority, and T consecutive rows from each."""
         self._store_waiting()
         assert self._num_starts > 0, "too few rows to sample"
@@ -226,7 +230,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         mass = self._priorities.tree.leaves.take(leaf)
         batch["index"] = self._index_of(env_index, self._time_at(slot))
         weight = (np.minimum.reduce(mass) / mass).astype(np.float32)
-        weight **= np.float32(self.beta)
+        beta = self.beta if isinstance(self.beta, float | int) else self.beta(progress or Progress())
+        weight **= np.float32(beta)
         batch["weight"] = torch.from_numpy(weight)
         self._drawn = (batch["index"], leaf, self._booked)
         return batch

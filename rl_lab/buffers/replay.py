@@ -25,7 +25,7 @@ from rl_lab.buffers.compressed import CompressedRing, frame_bytes
 from rl_lab.buffers.disk import DiskArchive, DiskRing
 from rl_lab.buffers.row_log import NamedFile
 from rl_lab.buffers.rows import DeviceRing, RowRing, as_array, row_bytes
-from rl_lab.types import Batch, ConfigError, EnvSpec, RunError, StateTree, did_you_mean
+from rl_lab.types import Batch, ConfigError, EnvSpec, Progress, RunError, StateTree, did_you_mean
 
 _CPU = torch.device("cpu")
 STORAGES = ("cpu", "pinned", "gpu", "disk")
@@ -405,7 +405,7 @@ class ReplayBuffer(Replay):
         self._last_burst = self._burst = 0  # batches taken between the last two changes of the rows, and since then
         self._most_ahead = 0  # known from the first batch on
 
-    def sample(self) -> Batch:
+    def sample(self, progress: Progress | None = None) -> Batch:
         """T consecutive rows from each of B starts, uniformly over all of them.
 
         Batches are drawn several at once while no rows come. Nobody can tell: those that nobody took were never drawn.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_lab.types import Batch, StateTree
+from rl_lab.types import Batch, Progress, StateTree
 
 
 class RolloutBuffer:
@@ -50,7 +50,7 @@ class RolloutBuffer:
     def ready(self) -> bool:
         return self._length > 0 and self._has_pending
 
-    def sample(self) -> Batch:
+    def sample(self, progress: Progress | None = None) -> Batch:
         """The rollout `[N, T+1, ...]`; what the policy adds to the pending row is zero."""
         assert self.ready(), "no finished rollout to sample"
         batch = {key: value[:, : self._length + 1].clone() for key, value in self._storage.items()}

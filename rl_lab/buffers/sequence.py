@@ -21,7 +21,7 @@ import torch
 from rl_lab.buffers.prioritized import StartPriorities, noted_priority
 from rl_lab.buffers.replay import Replay
 from rl_lab.buffers.rows import as_array
-from rl_lab.types import Batch, ConfigError, StateTree, did_you_mean
+from rl_lab.types import Batch, ConfigError, Progress, StateTree, did_you_mean
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -83,7 +83,7 @@ class SequenceReplay(Replay):
         if self._priorities is not None:
             self._priorities.rows_stored(range(begin, end), starts=starts)
 
-    def sample(self) -> Batch:
+    def sample(self, progress: Progress | None = None) -> Batch:
         """Fresh sequences first, then the mixture."""
         self._store_waiting()
         assert self._num_starts > 0, "too few rows to sample"

@@ -15,7 +15,10 @@ import io
 import json
 import os
 import shutil
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
@@ -23,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 
+from rl_lab.buffers.budget import free_memory_bytes, size
 from rl_lab.types import ROW_KEYS, ActionSpec, ConfigError, EnvSpec, did_you_mean
 
 Arrays = dict[str, np.ndarray]
@@ -32,6 +37,7 @@ SCHEMA_VERSION = 1
 DESCRIPTION_FILE = "dataset.json"
 CHUNK_BYTES = 64 * 2**20  # before compression: what reading or writing holds in memory at a time
 _BLOCK_ROWS = 65_536
+_MOST_DESCRIPTION_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -108,12 +114,14 @@ def open_folder(path: Path, spec: EnvSpec) -> RowSource:
     """A collected folder; what its description says is checked against the environment before any row is read."""
     file = path / DESCRIPTION_FILE
     try:
+        if file.stat().st_size > _MOST_DESCRIPTION_BYTES:
+            raise ValueError(f"it has {size(file.stat().st_size)}")
         description = json.loads(file.read_text(encoding="utf-8"))
         version, chunks = description["schema_version"], description["chunks"]
         listed = [(str(chunk["file"]), int(chunk["rows"]), str(chunk["sha256"])) for chunk in chunks]
         stored = {key: (tuple(each["shape"]), str(each["dtype"])) for key, each in description["observation"].items()}
         action = (str(description["action"]["kind"]), tuple(description["action"]["sizes"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"Dataset {path}: {file.name} is damaged ({error!r}). Collect the dataset again.") from error
     if version != SCHEMA_VERSION:
         raise ConfigError(
@@ -145,27 +153,73 @@ def open_folder(path: Path, spec: EnvSpec) -> RowSource:
 
 
 def _read_chunk(file: Path, rows: int, digest: str) -> Arrays:
-    data = file.read_bytes()
-    if hashlib.sha256(data).hexdigest() != digest:
+    if file_digest(file) != digest:
         raise ConfigError(
             f"Dataset {file.parent}: {file.name} is cut off or damaged: its checksum is not the one in "
             f"{DESCRIPTION_FILE}. Copy it again, or collect the dataset again with `rl-lab collect`."
         )
-    chunk = _load(io.BytesIO(data), str(file))
-    found = {len(value) for value in chunk.values()}
-    assert found == {rows}, f"{file} holds {found} rows where {rows} are listed"
+    chunk = _load(file)
+    if any(len(value) != rows for value in chunk.values()):
+        lengths = {key: len(value) for key, value in chunk.items()}
+        raise ConfigError(
+            f"Dataset {file.parent}: {file.name} holds {lengths} rows where {DESCRIPTION_FILE} lists {rows}. Collect "
+            "the dataset again."
+        )
     return chunk
 
 
-def _load(file: Any, name: str) -> Arrays:
+def _load(file: Path) -> Arrays:
+    """The arrays of an npz file; what it says of their sizes is checked before any of them is read."""
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, AttributeError) as error:
+        with zipfile.ZipFile(file) as archive:
+            members = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            check_memory(str(file), sum(_array_bytes(archive, key, entry) for key, entry in members.items()))
+            return {key: npy.read_array(archive.open(entry), allow_pickle=False) for key, entry in members.items()}
+    except ConfigError:
+        raise
+    except _NPZ_ERRORS as error:
         raise ConfigError(
-            f"Dataset {name} is no npz file that can be read ({error}): it is cut off, damaged, of another kind, or "
+            f"Dataset {file} is no npz file that can be read ({error}): it is cut off, damaged, of another kind, or "
             "holds Python objects. Write it with numpy.savez from plain arrays."
         ) from error
+
+
+# What zipfile, zlib and numpy raise for bytes that are no npz file of plain arrays; anything else is a bug of ours.
+_NPZ_ERRORS = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, TypeError),
+    *(NotImplementedError, RuntimeError, SyntaxError, tokenize.TokenError),
+)
+
+
+def _array_bytes(archive: zipfile.ZipFile, key: str, entry: zipfile.ZipInfo) -> int:
+    """What an array takes in memory by its header, which is read alone."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"'{key}' is compressed in a way that numpy does not write")
+    with archive.open(entry) as member:
+        version = npy.read_magic(member)
+        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read_header(member)
+        header_bytes = member.tell()
+    if dtype.hasobject:
+        raise ValueError(f"'{key}' holds Python objects")
+    if not shape:
+        raise ConfigError(
+            f"Dataset {archive.filename}: '{key}' is a single number; an array with one entry per step is expected. "
+            "Store arrays [T, ...]."
+        )
+    taken = prod(shape) * dtype.itemsize
+    if entry.file_size != header_bytes + taken:
+        raise ValueError(f"'{key}' has {entry.file_size} bytes where its header says {header_bytes + taken}")
+    return taken
+
+
+def check_memory(name: str, taken: int) -> None:
+    """Refuse rows that do not fit in memory before they are read."""
+    if taken > (free := free_memory_bytes()):
+        raise ConfigError(
+            f"Dataset {name} would take {size(taken)} of memory, but {size(free)} are free: use a smaller dataset, or "
+            "a machine with more memory."
+        )
 
 
 # --- the plain layout: one file, one flat sequence of steps --------------------------------------
@@ -182,7 +236,7 @@ def open_plain(path: Path, spec: EnvSpec) -> RowSource:
     Without them a terminated episode repeats o2 in its last row, which nobody values, and a truncated one, whose last
     observation is valued, ends a step earlier: in o2.
     """
-    name, data = str(path), _load(path, str(path))
+    name, data = str(path), _load(path)
     known = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations")
     for key in known:
         if key not in data and key != "next_observations" and not any(each.startswith(f"{key}.") for each in data):
@@ -195,9 +249,11 @@ def open_plain(path: Path, spec: EnvSpec) -> RowSource:
     following = _observations(data, "next_observations", spec)
     _check_keys(observations, spec, name=name)
     steps = {key: np.asarray(data[key]) for key in ("rewards", "terminations", "truncations", "actions")}
-    lengths = {key: len(value) for key, value in {**steps, **observations, **following}.items()}
+    following_named = {f"next_observations.{key}": value for key, value in following.items()}
+    lengths = {key: len(value) for key, value in {**steps, **observations, **following_named}.items()}
     if len(set(lengths.values())) > 1:
         raise ConfigError(f"Dataset {name}: arrays differ in length: {lengths}. One entry per step belongs in each.")
+    _check_steps(steps, observations, following, name)
     terminated, truncated = (_flag(steps[key], name) for key in ("terminations", "truncations"))
     plan = _plan_rows(terminated, terminated | truncated, has_following=bool(following))
     actions = to_policy_actions(steps["actions"], spec.action, name=name)
@@ -218,6 +274,24 @@ def open_plain(path: Path, spec: EnvSpec) -> RowSource:
             yield {**rows, "reward": reward.astype(np.float32), **flags, "action": actions[step]}
 
     return RowSource(name, len(plan.step), blocks, file_digest(path))
+
+
+def _check_steps(steps: Arrays, observations: Arrays, following: Arrays, name: str) -> None:
+    """Refuse what numpy would broadcast or stumble over: one number per step, and next observations like the others."""
+    for key in ("rewards", "terminations", "truncations"):
+        values = steps[key]
+        if values.size != len(values) or values.dtype.kind not in "biuf":
+            found = _words((values.shape[1:], values.dtype.name))
+            raise ConfigError(f"Dataset {name}: {key} is {found} per step; one number per step is expected.")
+    for key in {**observations, **following} if following else ():
+        pair = [
+            _words((each[key].shape[1:], each[key].dtype.name)) for each in (observations, following) if key in each
+        ]
+        if len(pair) < 2 or pair[0] != pair[1]:
+            raise ConfigError(
+                f"Dataset {name}: observations and next_observations have different '{key}' ({' and '.join(pair)}). "
+                "Store the same keys, shapes and dtypes in both."
+            )
 
 
 @dataclass(frozen=True)
@@ -277,6 +351,8 @@ def to_policy_actions(actions: np.ndarray, spec: ActionSpec, *, name: str, start
                 f"{_words((spec.kind, spec.sizes))}. Store whole numbers."
             )
         return actions.astype(np.int64) - np.reshape(np.asarray(start, np.int64), spec.shape if np.ndim(start) else ())
+    if actions.dtype.kind not in "fiub":
+        raise ConfigError(f"Dataset {name}: action has dtype {actions.dtype}; store numbers.")
     low, high = np.array(spec.low, np.float64), np.array(spec.high, np.float64)
     is_bounded = np.isfinite(low) & np.isfinite(high)
     middle, half = np.where(is_bounded, (low + high) / 2, 0.0), np.where(is_bounded, (high - low) / 2, 1.0)
@@ -289,7 +365,7 @@ def file_digest(path: Path) -> str:
 
 
 def _flag(values: np.ndarray, name: str) -> np.ndarray:
-    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
+    if not np.isin(values, (0, 1)).all():
         raise ConfigError(f"Dataset {name}: terminations and truncations hold true or false (or 0 and 1) per step.")
     return values.reshape(-1).astype(bool)
 

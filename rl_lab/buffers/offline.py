@@ -16,9 +16,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from rl_lab.buffers.dataset import DESCRIPTION_FILE, Arrays, RowSource, check_rows, open_folder, open_plain
+from rl_lab.buffers.dataset import (
+    DESCRIPTION_FILE,
+    Arrays,
+    RowSource,
+    check_memory,
+    check_rows,
+    open_folder,
+    open_plain,
+)
 from rl_lab.buffers.minari_format import PREFIX, open_minari
 from rl_lab.buffers.replay import ReplayBuffer
+from rl_lab.buffers.rows import row_bytes
 from rl_lab.types import Batch, ConfigError, EnvSpec, MissingDatasetError, StateTree
 
 
@@ -57,6 +66,7 @@ class OfflineBuffer(ReplayBuffer):
                 f"Dataset {source.name} holds {source.num_rows} rows, but a sequence needs {steps + 1}: collect more, "
                 "for example with `rl-lab collect random --steps 10000`."
             )
+        check_memory(source.name, source.num_rows * row_bytes(spec))
         super().__init__(num_envs=1, capacity_rows=source.num_rows, batch_size=batch_size, n_step=steps, seed=seed)
         self.dataset, self.fingerprint = source.name, source.fingerprint
         self._load(source, spec)

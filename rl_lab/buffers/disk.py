@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from rl_lab.buffers.archive import RingArchive
-from rl_lab.buffers.row_log import Arrays, Layout, LogFolder, Segment, new_blocks, record_dtype, rows_per_file
-from rl_lab.buffers.rows import as_array
+from rl_lab.buffers.row_log import LogFolder, Segment, new_blocks, record_dtype, rows_per_file
+from rl_lab.buffers.rows import Arrays, Layout, Ring, as_array
 from rl_lab.types import Batch, ConfigError, RunError
 from rl_lab.utils.file_blocks import FileBlocks
 
@@ -49,13 +49,12 @@ class Chunk:
         return self.first_time + len(self.records)
 
 
-class DiskRing:
+class DiskRing(Ring):
     """The newest C rows of N environments in mapped files; to its owner it looks like a ring of slots in memory."""
 
     def __init__(self, *, num_envs: int, slots_per_env: int, directory: Path | None) -> None:
-        self.num_envs, self.slots_per_env = num_envs, slots_per_env
+        super().__init__(num_envs=num_envs, slots_per_env=slots_per_env)
         self.folder = None if directory is None else LogFolder(directory)
-        self.layout: Layout = {}
         self.chunks: list[Chunk] = []
         self.saved_until = 0  # rows before this time may be named by a checkpoint: they are never changed in place
         self.newest = -1  # the time of the newest row
@@ -65,17 +64,12 @@ class DiskRing:
         self._overlays: dict[str, tuple[str, np.ndarray, np.ndarray]] = {}  # key -> file, values, which rows have one
 
     @property
-    def columns(self) -> Layout:
-        return self.layout
-
-    @property
     def allocated_bytes(self) -> int:
         """Memory that is ours; mapped pages are the kernel's, which takes them back when it needs them."""
         return self._is_last.nbytes + sum(is_there.nbytes for _, _, is_there in self._overlays.values())
 
     @property
     def row_bytes(self) -> int:
-        """What one row of one environment takes."""
         return record_dtype(self.layout).itemsize
 
     @property
@@ -89,29 +83,22 @@ class DiskRing:
 
     # --- rows in -------------------------------------------------------------------------------
 
-    def write(self, slot: int, row: Batch) -> None:
-        """One row of every environment, the newest one or the one after it; a key it does not bring is zero there."""
+    def write(self, slot: int, row: Batch, known: Collection[str] = ()) -> None:
+        """The newest row or the one after it, always whole, whatever is `known`."""
         time = self.newest if self.newest >= 0 and slot == self.newest % self.slots_per_env else self.newest + 1
         assert time % self.slots_per_env == slot, "rows are written in order"
-        arrays = {key: value.numpy() if value.is_cpu else value.cpu().numpy() for key, value in row.items()}
-        if not arrays.keys() <= self.layout.keys():
-            new = {key: (value.dtype.name, value.shape[1:]) for key, value in arrays.items() if key not in self.layout}
-            self.layout = {**self.layout, **new}
+        if not row.keys() <= self.layout.keys():
+            self.layout = self._layout_with(row)
         if not self.chunks or time >= self.chunks[-1].stop_time or self.chunks[-1].layout != self.layout:
             self._begin_chunk(time)
         record = self.chunks[-1].rows[time - self.chunks[-1].first_time]
         for key in self.layout:
-            record[key] = arrays.get(key, 0)
+            record[key] = as_array(row[key]) if key in row else 0
         self.newest = time
-        self._is_last[:, slot] = arrays.get("is_last", False)
+        self._is_last[:, slot] = as_array(row["is_last"]) if "is_last" in row else False
         for _, _, is_there in self._overlays.values():
             is_there[:, slot] = False
         self._drop_lost()
-
-    def write_rows(self, slot: int, rows: Sequence[Batch], known: Collection[str] = ()) -> None:
-        """Consecutive rows from a slot on; whole ones, whatever is `known` there already."""
-        for index, row in enumerate(rows):
-            self.write((slot + index) % self.slots_per_env, row)
 
     def _begin_chunk(self, time: int) -> None:
         count = rows_per_file(self.layout, num_envs=self.num_envs, slots_per_env=self.slots_per_env)
@@ -153,7 +140,6 @@ class DiskRing:
     # --- rows out ------------------------------------------------------------------------------
 
     def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
-        """`length` consecutive rows from each place: key -> fresh memory `[B, length, ...]`."""
         return {key: torch.from_numpy(value) for key, value in self._runs(env_index, slot, length).items()}
 
     def _runs(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Arrays:
@@ -186,16 +172,13 @@ class DiskRing:
         return arrays
 
     def view(self, key: str) -> np.ndarray:
-        """Every slot of `is_last`, `[N, C]`, to be read."""
         assert key == "is_last", "rows on the disk are read by place"
         return self._is_last
 
     def get_slots(self, start: int, stop: int) -> Arrays:
-        """Neighbouring slots of every key, `[N, stop - start, ...]`."""
         return self._runs(np.arange(self.num_envs), np.full(self.num_envs, start), stop - start)
 
     def lay_out(self, layout: Layout) -> None:
-        """Forget every row and let the next have these keys."""
         self.forget()
         self.layout = dict(layout)
 
@@ -206,11 +189,10 @@ class DiskRing:
             self.write((start + index) % self.slots_per_env, moment)
 
     def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        """What single rows hold under a key, `[K, ...]`."""
         return self._gather(env_index, self._time_at(slot))[key]
 
     def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
-        """Replace what single rows hold under a key: in place where no checkpoint can name them yet, else beside."""
+        """In place where no checkpoint can name the rows yet, else beside them."""
         array = as_array(values)
         if key == "is_last":
             self._is_last[env_index, slot] = array
@@ -310,12 +292,11 @@ class DiskArchive(RingArchive):
         self._disk = ring
 
     def _append(self, *, begin: int, end: int) -> None:
-        self._log.segments, self._log.layouts = self._disk.flush(end), self._disk.layouts()
-        self._log.drop_before(begin)
-        self._log.saved_until = end
+        self._segments, self._layouts = self._disk.flush(end), self._disk.layouts()
+        self._drop_before(begin)
 
     def _fill_ring(self, *, begin: int, end: int) -> None:
-        self._disk.take_over(self._log.segments, self._log.layouts, end=end)
+        self._disk.take_over(self._segments, self._layouts, end=end)
 
     def remove_all_but(self, named: set[str]) -> None:
         super().remove_all_but(named | self._disk.live_files())

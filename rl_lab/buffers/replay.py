@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.archive import Ring, RingArchive
+from rl_lab.buffers.archive import RingArchive
 from rl_lab.buffers.compressed import CompressedRing, frame_bytes
 from rl_lab.buffers.disk import DiskArchive, DiskRing
 from rl_lab.buffers.row_log import NamedFile
-from rl_lab.buffers.rows import DeviceRing, RowRing, as_array, row_bytes
+from rl_lab.buffers.rows import DeviceRing, Ring, RowRing, as_array, row_bytes
 from rl_lab.types import Batch, ConfigError, EnvSpec, Progress, RunError, StateTree, did_you_mean
 
 _CPU = torch.device("cpu")
@@ -147,7 +147,7 @@ class Replay:
             self._store_waiting()
 
     def set_pending(self, row: Batch) -> None:
-        if not self._ring.columns and not self._waiting:
+        if not self._ring.layout and not self._waiting:
             return  # the first row brings every key when it is answered
         self._pending_keys, self._pending = tuple(row), row
         self._stored_keys = () if not self._waiting else self._stored_keys

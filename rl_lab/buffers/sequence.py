@@ -163,10 +163,10 @@ class SequenceReplay(Replay):
             self._archive.written(key, environments, slots)
 
     def _check_key(self, key: str) -> None:
-        if key not in self._ring.columns:
+        if key not in self._ring.layout:
             raise ConfigError(
-                f"Replay: '{key}' cannot be written back, no row has it.{did_you_mean(key, self._ring.columns)} "
-                f"Let the policy keep it as an extra; rows have {', '.join(self._ring.columns)}."
+                f"Replay: '{key}' cannot be written back, no row has it.{did_you_mean(key, self._ring.layout)} "
+                f"Let the policy keep it as an extra; rows have {', '.join(self._ring.layout)}."
             )
 
     # --- memory and state ----------------------------------------------------------------------

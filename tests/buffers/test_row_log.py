@@ -221,7 +221,7 @@ def test_a_cleared_replay_is_restored_empty_and_keeps_its_keys(tmp_path: Path) -
     again, twin_again = make(tmp_path), make(None)
     again.set_state(saved(buffer))
     twin_again.set_state(saved(twin))
-    assert again.num_rows == 0 and again._ring.columns.keys() == buffer._ring.columns.keys()
+    assert again.num_rows == 0 and again._ring.layout.keys() == buffer._ring.layout.keys()
     for each in (again, twin_again):
         each.set_pending(row(6, is_answered=False))
         fill(each, range(6, 12))

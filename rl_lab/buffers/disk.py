@@ -1,12 +1,12 @@
-"""Rows that live on the disk: mapped files of consecutive times, of which the kernel keeps in memory what is used.
+"""Rows on the disk: mapped files of consecutive times, of which the kernel keeps in memory what is used.
 
     rows_000001.bin   times 0 .. 340      [times, N] records, as a checkpoint names them: a save flushes what is new
-    rows_000002.bin   times 341 .. 681    full: the next row goes to a new file, also after the ring has come round
+    rows_000002.bin   times 341 .. 681    full: the next row goes to a new file, also after the ring wrapped around
     mutable_000003.bin                    what was written back to rows that a checkpoint may name already
 
-No file is kept open: a mapping outlives its handle. A file whose rows have left the ring goes at once, unless a
-checkpoint may need it. Space is reserved when a file is made, since a full disk must be met there and not in the middle
-of an assignment, where it would kill the process.
+No file is kept open: a mapping outlives its handle. A file whose rows have left the ring is removed at once, unless a
+checkpoint may need it. Space is reserved when a file is made: a full disk in the middle of an assignment to mapped
+memory would kill the process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import errno
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ class DiskRing(Ring):
 
     @property
     def allocated_bytes(self) -> int:
-        """Memory that is ours; mapped pages are the kernel's, which takes them back when it needs them."""
+        """Without mapped pages: the kernel takes those back when it needs them."""
         return self._is_last.nbytes + sum(is_there.nbytes for _, _, is_there in self._overlays.values())
 
     @property
@@ -74,9 +75,8 @@ class DiskRing(Ring):
 
     @property
     def disk_bytes(self) -> int:
-        return sum(chunk.records.nbytes for chunk in self.chunks) + sum(
-            values.nbytes for _, values, _ in self._overlays.values()
-        )
+        arrays = [chunk.records for chunk in self.chunks] + [values for _, values, _ in self._overlays.values()]
+        return sum(array.nbytes for array in arrays)
 
     def live_files(self) -> set[str]:
         return {chunk.file for chunk in self.chunks} | {file for file, _, _ in self._overlays.values()}
@@ -102,12 +102,15 @@ class DiskRing(Ring):
 
     def _begin_chunk(self, time: int) -> None:
         count = rows_per_file(self.layout, num_envs=self.num_envs, slots_per_env=self.slots_per_env)
-        row_bytes = record_dtype(self.layout).itemsize
-        file, content = self._new_file("rows", count * self.num_envs * row_bytes)
-        records = content.view(np.dtype((np.void, row_bytes))).reshape(count, self.num_envs)
-        blocks = new_blocks(self.num_envs * row_bytes, first_row=time, most_rows=count)
-        self.chunks.append(Chunk(file, self.layout, records, blocks))
-        self._first_times = np.array([chunk.first_time for chunk in self.chunks])
+        row_bytes = self.num_envs * self.row_bytes
+        file, content = self._new_file("rows", count * row_bytes)
+        self._add_chunk(file, self.layout, content, new_blocks(row_bytes, first_row=time, most_rows=count))
+
+    def _add_chunk(self, file: str, layout: Layout, content: np.ndarray, blocks: FileBlocks) -> Chunk:
+        records = content.view(np.dtype((np.void, record_dtype(layout).itemsize))).reshape(-1, self.num_envs)
+        self.chunks.append(Chunk(file, layout, records, blocks))
+        self._first_times = np.array([chunk.first_time for chunk in self.chunks], np.int64)
+        return self.chunks[-1]
 
     def _new_file(self, kind: str, byte_count: int) -> tuple[str, np.ndarray]:
         """A new file with its space reserved, mapped."""
@@ -127,7 +130,7 @@ class DiskRing(Ring):
                 f"disk full: the replay in {path.parent} cannot grow by {byte_count / 1e6:,.1f} MB. Free some space, "
                 f"then continue with `rl-lab resume {run_id}`; or start anew with a smaller capacity_rows."
             ) from error
-        return name, mapped(path, byte_count)
+        return name, _mapped(path, byte_count)
 
     def _drop_lost(self) -> None:
         begin = self.newest - self.slots_per_env + 1
@@ -140,12 +143,9 @@ class DiskRing(Ring):
     # --- rows out ------------------------------------------------------------------------------
 
     def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
-        return {key: torch.from_numpy(value) for key, value in self._runs(env_index, slot, length).items()}
-
-    def _runs(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Arrays:
         times = self._time_at(slot)[:, None] + np.arange(length)
         environments = np.broadcast_to(env_index[:, None], times.shape)
-        return self._gather(environments, times)
+        return {key: torch.from_numpy(value) for key, value in self._gather(environments, times).items()}
 
     def _time_at(self, slot: np.ndarray) -> np.ndarray:
         return self.newest - (self.newest - slot) % self.slots_per_env
@@ -176,28 +176,28 @@ class DiskRing(Ring):
         return self._is_last
 
     def get_slots(self, start: int, stop: int) -> Arrays:
-        return self._runs(np.arange(self.num_envs), np.full(self.num_envs, start), stop - start)
+        rows = self.read(np.arange(self.num_envs), np.full(self.num_envs, start), stop - start)
+        return {key: value.numpy() for key, value in rows.items()}
 
     def lay_out(self, layout: Layout) -> None:
         self.forget()
         self.layout = dict(layout)
 
     def set_slots(self, start: int, rows: Arrays) -> None:
-        """Write `[N, count, ...]` per key as the rows that come next, from the slot after the newest on."""
+        """As the rows that come next, from the slot after the newest on."""
         for index in range(next(iter(rows.values())).shape[1]):
-            moment = {key: torch.from_numpy(np.ascontiguousarray(values[:, index])) for key, values in rows.items()}
-            self.write((start + index) % self.slots_per_env, moment)
+            row = {key: torch.from_numpy(np.ascontiguousarray(values[:, index])) for key, values in rows.items()}
+            self.write((start + index) % self.slots_per_env, row)
 
     def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
         return self._gather(env_index, self._time_at(slot))[key]
 
     def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
         """In place where no checkpoint can name the rows yet, else beside them."""
-        array = as_array(values)
+        times = self._time_at(slot)
+        array = np.broadcast_to(as_array(values), (*times.shape, *self.layout[key][1]))
         if key == "is_last":
             self._is_last[env_index, slot] = array
-        times = self._time_at(slot)
-        array = np.broadcast_to(array, (*times.shape, *self.layout[key][1]))
         place = self._first_times.searchsorted(times, side="right") - 1
         is_open = times >= self.saved_until
         for number in np.unique(place[is_open]):
@@ -213,15 +213,13 @@ class DiskRing(Ring):
         if key not in self._overlays:
             dtype, shape = self.layout[key]
             places = (self.num_envs, self.slots_per_env)
-            count = int(np.prod((*places, *shape))) * np.dtype(dtype).itemsize
-            file, content = self._new_file("mutable", count)
+            file, content = self._new_file("mutable", prod((*places, *shape)) * np.dtype(dtype).itemsize)
             self._overlays[key] = file, content.view(dtype).reshape(*places, *shape), np.zeros(places, bool)
         return self._overlays[key]
 
     # --- state ---------------------------------------------------------------------------------
 
     def get_rows(self, used: int) -> Arrays:
-        """Rows in full are asked for only where there is no folder, and hence no row."""
         assert not used, "rows on the disk are saved by their files"
         return {}
 
@@ -271,16 +269,13 @@ class DiskRing(Ring):
         self.forget()
         self.layout = layouts[-1] if layouts else {}
         for segment in segments:
-            layout = layouts[segment.layout]
             for _ in self.folder.read(segment):
                 pass  # verified
-            content = mapped(self.folder.path(segment.file), segment.blocks.bytes)
-            records = content.view(np.dtype((np.void, record_dtype(layout).itemsize))).reshape(-1, self.num_envs)
-            self.chunks.append(Chunk(segment.file, layout, records, segment.blocks))
+            content = _mapped(self.folder.path(segment.file), segment.blocks.bytes)
+            chunk = self._add_chunk(segment.file, layouts[segment.layout], content, segment.blocks)
             self._named.add(segment.file)
             slots = np.arange(segment.first_time, segment.stop_time)[-self.slots_per_env :] % self.slots_per_env
-            self._is_last[:, slots] = self.chunks[-1].rows["is_last"][-self.slots_per_env :].T
-        self._first_times = np.array([chunk.first_time for chunk in self.chunks], np.int64)
+            self._is_last[:, slots] = chunk.rows["is_last"][-self.slots_per_env :].T
         self.newest, self.saved_until = end - 1, end
 
 
@@ -306,7 +301,7 @@ class DiskArchive(RingArchive):
         self._disk.forget()
 
 
-def mapped(path: Path, byte_count: int) -> np.ndarray:
+def _mapped(path: Path, byte_count: int) -> np.ndarray:
     """The first bytes of a file as an array, without a handle that stays open."""
     return torch.from_file(str(path), shared=True, size=byte_count, dtype=torch.uint8).numpy()
 

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_lab.buffers.prioritized import PrioritizedReplayBuffer, SumTree
+from rl_lab.buffers.priorities import SumTree
+from rl_lab.buffers.prioritized import PrioritizedReplayBuffer
 from rl_lab.training.schedules import Schedule
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec, Progress, RunError
 from rl_lab.utils.tree import equal, numpy_to_tensors
@@ -243,7 +244,7 @@ def test_learning_gives_its_priorities_back_with_the_batch() -> None:
 
 def test_a_workflow_without_priorities_is_told_what_to_do() -> None:
     buffer = fill(make(), range(4))
-    with pytest.raises(ConfigError, match=r"without batch\['priority'\].*does not give priorities.*ReplayBuffer"):
+    with pytest.raises(ConfigError, match=r"without batch\['priority'\].*gives no priorities.*ReplayBuffer"):
         buffer.learned(buffer.sample())
 
 

@@ -354,6 +354,7 @@ def test_a_plain_file_has_the_environments_own_actions(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"rewards": None}, "steps.npz lacks 'rewards'.* It has: observations, actions, terminations, truncations. A"),
+        ({"rewards": None, "rewards.first": np.zeros(6)}, "steps.npz lacks 'rewards'"),
         ({"observations": None, "observation": np.zeros(6)}, "lacks 'observations'. Did you mean 'observation'?"),
         ({"rewards": np.zeros(5)}, "arrays differ in length: .*'rewards': 5"),
         ({"observations": np.zeros((6, 3))}, r"vector is float32 \[3\], but environment 'toy' has float32 \[2\]"),
@@ -408,7 +409,9 @@ def test_plain_files_with_odd_arrays_are_refused(tmp_path: Path, changes: dict[s
 
 def test_continuous_actions_are_numbers(tmp_path: Path) -> None:
     spec = EnvSpec("toy", SPEC.observation, ActionSpec("continuous", (1,), low=(-1.0,), high=(1.0,)))
-    with pytest.raises(ConfigError, match="steps.npz: action has dtype <U1; store numbers"):
+    with pytest.raises(
+        ConfigError, match="steps.npz: action has dtype <U1, the environment takes continuous .*Store numbers"
+    ):
         open_plain(plain(tmp_path, actions=np.array(list("abcdef"))), spec)
 
 

@@ -125,7 +125,7 @@ def test_a_write_back_of_what_no_row_has_is_refused() -> None:
 
 def test_sequences_by_priority_want_priorities() -> None:
     buffer = fill(make(uniform=0.5, priority=0.5), range(12))
-    with pytest.raises(ConfigError, match="this workflow does not give priorities.*priority: 0.0 of a sequence replay"):
+    with pytest.raises(ConfigError, match="this workflow gives no priorities.*priority: 0.0 of a sequence replay"):
         buffer.learned(buffer.sample())
 
 

@@ -7,7 +7,7 @@ its owner then forgets the oldest rows. Everything but the frames lies in an ord
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import numpy as np
@@ -67,15 +67,13 @@ class CompressedRing(Ring):
 
     # --- rows in -------------------------------------------------------------------------------
 
-    def write(self, slot: int, row: Batch, known: Collection[str] = ()) -> None:
+    def write(self, slot: int, row: Batch) -> None:
         if not row.keys() <= self.layout.keys():
             self._extend(self._layout_with(row))
-        self._rest.write(slot, {key: value for key, value in row.items() if key not in self._frames}, known)
+        self._rest.write(slot, {key: value for key, value in row.items() if key not in self._frames})
         for key in self._frames:
-            if key not in row:
-                self._set_frames(key, range(slot, self._places, self.slots_per_env), [None] * self.num_envs)
-            elif key not in known:
-                self._set_frames(key, range(slot, self._places, self.slots_per_env), as_array(row[key]))
+            frames = as_array(row[key]) if key in row else [None] * self.num_envs
+            self._set_frames(key, range(slot, self._places, self.slots_per_env), frames)
 
     @property
     def _places(self) -> int:

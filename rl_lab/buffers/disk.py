@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -73,18 +73,13 @@ class DiskRing(Ring):
     def row_bytes(self) -> int:
         return record_dtype(self.layout).itemsize
 
-    @property
-    def disk_bytes(self) -> int:
-        arrays = [chunk.records for chunk in self.chunks] + [values for _, values, _ in self._overlays.values()]
-        return sum(array.nbytes for array in arrays)
-
     def live_files(self) -> set[str]:
         return {chunk.file for chunk in self.chunks} | {file for file, _, _ in self._overlays.values()}
 
     # --- rows in -------------------------------------------------------------------------------
 
-    def write(self, slot: int, row: Batch, known: Collection[str] = ()) -> None:
-        """The newest row or the one after it, always whole, whatever is `known`."""
+    def write(self, slot: int, row: Batch) -> None:
+        """The newest row or the one after it."""
         time = self.newest if self.newest >= 0 and slot == self.newest % self.slots_per_env else self.newest + 1
         assert time % self.slots_per_env == slot, "rows are written in order"
         if not row.keys() <= self.layout.keys():

@@ -89,7 +89,7 @@ class Replay:
         self._most_waiting = 1
         self._pending_keys: tuple[str, ...] = ()  # of the pending row; empty when there is none
         self._pending: Batch = {}  # the pending row; empty also after a restore, when only the ring holds it
-        self._stored_keys: tuple[str, ...] = ()  # what the ring holds already of the first row that is not wholly there
+        self._is_pending_stored = False  # whether the ring holds the pending row
         self._bfloat16_keys: set[str] = set()  # numpy has no such numbers: the ring holds their bits
 
     def _make_ring(self, directory: Path | None) -> Ring:
@@ -149,15 +149,13 @@ class Replay:
     def set_pending(self, row: Batch) -> None:
         if not self._ring.layout and not self._waiting:
             return  # the first row brings every key when it is answered
-        self._pending_keys, self._pending = tuple(row), row
-        self._stored_keys = () if not self._waiting else self._stored_keys
+        self._pending_keys, self._pending, self._is_pending_stored = tuple(row), row, False
 
     def _is_pending(self, row: Batch) -> bool:
-        """Whether this row is the pending one, now answered; the Collector's has the same memory."""
-        pending = self._pending
-        if pending and row["reward"].data_ptr() == pending["reward"].data_ptr():
+        """Whether this row is the pending one, now answered; the Collector's has the same tensors."""
+        pending = self._pending or self._pending_in_ring()
+        if row["reward"] is pending["reward"]:
             return True
-        pending = pending or self._pending_in_ring()
         return all(torch.equal(value, row[key].to(value.device)) for key, value in pending.items())
 
     def _pending_in_ring(self) -> Batch:
@@ -168,24 +166,21 @@ class Replay:
     def _break_off(self, row: Batch) -> Batch:
         """Rows in between went to another buffer: here the episodes end as at a time limit, and new ones begin."""
         pending = self._pending or self._pending_in_ring()
-        self._stored_keys = tuple(key for key in self._stored_keys if key != "is_last") if not self._waiting else ()
         self._waiting.append({**pending, "is_last": torch.ones_like(pending["is_last"])})
         self._answered += 1
         return {**row, "is_first": torch.ones_like(row["is_first"]), "reward": torch.zeros_like(row["reward"])}
 
     def _store_waiting(self) -> None:
         """Bring the rows that wait, and the pending one, into the ring."""
-        rows, known = self._waiting, self._stored_keys
+        rows, self._waiting = self._waiting, []
         if rows:
-            first = (self._answered - len(rows)) % self.slots_per_env
-            self._ring.write_rows(first, self._as_bits(rows), known)
-            self._waiting, self._stored_keys, known = [], (), ()
+            self._ring.write_rows((self._answered - len(rows)) % self.slots_per_env, self._as_bits(rows))
             if self._most_waiting == 1 and self.storage != "disk":
                 affordable = _MOST_WAITING_BYTES // (self._ring.row_bytes * self.num_envs)
                 self._most_waiting = max(1, min(_MOST_WAITING_ROWS, self.slots_per_env - 1, affordable))
-        if self._pending and not known:
+        if self._pending and not self._is_pending_stored:
             self._ring.write(self._answered % self.slots_per_env, self._as_bits([self._pending])[0])
-            self._stored_keys = self._pending_keys
+            self._is_pending_stored = True
         if self._end > self._registered:
             self._rows_stored(self._registered, self._end)
             self._registered = self._end
@@ -223,8 +218,7 @@ class Replay:
     def clear(self) -> None:
         """Forget every row. Time goes on, so that an index given before never names a row stored after."""
         self._forgotten = self._registered = self._answered
-        self._waiting, self._stored_keys = [], ()
-        self._pending_keys, self._pending = (), {}
+        self._waiting, self._pending_keys, self._pending = [], (), {}
         if self._priorities is not None:
             self._priorities.clear()
 
@@ -369,7 +363,7 @@ class Replay:
                 f"{here[1]}: continue with num_envs {stored[0]} and capacity_rows {stored[0] * stored[1]}."
             )
         self._answered, self._forgotten = state["answered"], state["forgotten"]
-        self._pending_keys = self._stored_keys = tuple(state["pending_keys"])
+        self._pending_keys = tuple(state["pending_keys"])
         self._pending, self._waiting, self._registered, self._ready_between = {}, [], self._end, None
         self._bfloat16_keys = set(state["bfloat16_keys"])
         self._set_rows(state)

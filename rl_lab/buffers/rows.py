@@ -12,9 +12,9 @@ replay sampling costs the memory's latency, and this pays it once per sequence, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,13 +45,13 @@ class Ring(ABC):
         """What one row of one environment takes."""
 
     @abstractmethod
-    def write(self, slot: int, row: Batch, known: Collection[str] = ()) -> None:
-        """One row of every environment; a missing key is zero there, `known` keys are there already."""
+    def write(self, slot: int, row: Batch) -> None:
+        """One row of every environment; a missing key is zero there."""
 
-    def write_rows(self, slot: int, rows: Sequence[Batch], known: Collection[str] = ()) -> None:
-        """Consecutive rows from a slot on; the first one's `known` keys are there already."""
+    def write_rows(self, slot: int, rows: Sequence[Batch]) -> None:
+        """Consecutive rows from a slot on."""
         for index, row in enumerate(rows):
-            self.write((slot + index) % self.slots_per_env, row, () if index else known)
+            self.write((slot + index) % self.slots_per_env, row)
 
     @abstractmethod
     def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
@@ -97,13 +97,11 @@ class Ring(ABC):
         return {**self.layout, **{key: (_name_of(row[key].dtype), tuple(row[key].shape[1:])) for key in new}}
 
 
-@dataclass(frozen=True)
-class Column:
-    """Where one key lies: numbers `start` to `stop` of a row in the block of its dtype."""
+class Column(NamedTuple):
+    """Where one key lies in a row of the block of its dtype."""
 
     dtype: str
-    start: int
-    stop: int
+    numbers: slice
     shape: tuple[int, ...]
 
 
@@ -131,18 +129,15 @@ class RowRing(Ring):
 
     # --- rows in -------------------------------------------------------------------------------
 
-    def write(self, slot: int, row: Batch, known: Collection[str] = ()) -> None:
+    def write(self, slot: int, row: Batch) -> None:
         self._extend_layout(row)
         for key, view in self._views.items():
-            if key in row and key not in known:
-                view[:, slot] = as_array(row[key])
-            elif key not in row:
-                view[:, slot] = 0
+            view[:, slot] = as_array(row[key]) if key in row else 0
 
-    def write_rows(self, slot: int, rows: Sequence[Batch], known: Collection[str] = ()) -> None:
+    def write_rows(self, slot: int, rows: Sequence[Batch]) -> None:
         packed = self._pack(rows) if len(rows) > 1 else None
         if packed is None:
-            super().write_rows(slot, rows, known)
+            super().write_rows(slot, rows)
             return
         ahead = min(len(rows), self.slots_per_env - slot)
         for dtype, block in self._blocks.items():
@@ -198,7 +193,7 @@ class RowRing(Ring):
         """Every key as a view of the packed `[B, T, width]` of its dtype."""
         batch: Batch = {}
         for key, column in self._columns.items():
-            part = blocks[column.dtype][..., column.start : column.stop]
+            part = blocks[column.dtype][..., column.numbers]
             batch[key] = part.unflatten(-1, column.shape) if column.shape else part.squeeze(-1)
         return batch
 
@@ -223,7 +218,7 @@ class RowRing(Ring):
         for key, (dtype, shape) in layout.items():
             start = widths.get(dtype, 0)
             widths[dtype] = start + prod(shape)
-            self._columns[key] = Column(dtype, start, widths[dtype], tuple(shape))
+            self._columns[key] = Column(dtype, slice(start, widths[dtype]), tuple(shape))
         self._keys = {dtype: [key for key in layout if layout[key][0] == dtype] for dtype in widths}
         self._windows, self._views, self._blocks = {}, {}, {}  # gone before the new ones come: both may not fit
         self._blocks = {dtype: self._allocate(width, dtype) for dtype, width in widths.items()}
@@ -270,17 +265,17 @@ class DeviceRing(RowRing):
         self._cells: Batch = {}  # key -> its part of the block, [N, C, ...]
         self._is_last = np.zeros((num_envs, slots_per_env), bool)
 
-    def write(self, slot: int, row: Batch, known: Collection[str] = ()) -> None:
+    def write(self, slot: int, row: Batch) -> None:
         self._extend_layout(row)
         for key, cell in self._cells.items():
-            if key in row and key not in known:
+            if key in row:
                 cell[:, slot].copy_(row[key], non_blocking=True)
-            elif key not in row:
+            else:
                 cell[:, slot].zero_()
         self._is_last[:, slot] = as_array(row["is_last"]) if "is_last" in row else False
 
-    def write_rows(self, slot: int, rows: Sequence[Batch], known: Collection[str] = ()) -> None:
-        super().write_rows(slot, rows, known)
+    def write_rows(self, slot: int, rows: Sequence[Batch]) -> None:
+        super().write_rows(slot, rows)
         slots = (slot + np.arange(len(rows))) % self.slots_per_env
         self._is_last[:, slots] = as_array(torch.stack([row["is_last"] for row in rows], dim=1))
 
@@ -333,8 +328,8 @@ class DeviceRing(RowRing):
 
 def _cut(block: np.ndarray, column: Column) -> np.ndarray:
     if not column.shape:
-        return block[:, :, column.start]
-    part = block[:, :, column.start : column.stop]
+        return block[:, :, column.numbers.start]
+    part = block[:, :, column.numbers]
     return part if len(column.shape) == 1 else part.reshape(*block.shape[:2], *column.shape)
 
 

@@ -19,20 +19,9 @@ from rl_lab.buffers.row_log import (
     record_dtype,
     rows_per_file,
 )
-from rl_lab.buffers.rows import Layout, Ring, RowRing
+from rl_lab.buffers.rows import Layout, Ring
 from rl_lab.types import StateTree
 from rl_lab.utils.file_blocks import FileBlocks
-
-
-def rows_in_full(directory: Path, state: StateTree) -> StateTree:
-    """A buffer's state with its rows in it rather than in files, to compare runs that hold the same rows."""
-    if state.get("log") is None:
-        return state
-    ring = RowRing(num_envs=state["num_envs"], slots_per_env=state["slots_per_env"])
-    end = state["answered"] + bool(state["pending_keys"])
-    begin = max(state["forgotten"], end - ring.slots_per_env)
-    RingArchive(ring, directory).load(state["log"], begin=begin, end=state["answered"])
-    return {**state, "log": None, "rows": ring.get_rows(min(end, ring.slots_per_env))}
 
 
 class RingArchive:

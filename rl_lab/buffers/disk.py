@@ -60,7 +60,7 @@ class DiskRing(Ring):
         self.saved_until = 0  # rows before this time may be named by a checkpoint: they are never changed in place
         self.newest = -1  # the time of the newest row
         self._first_times = np.zeros(0, np.int64)
-        self._named: set[str] = set()  # files that some state has named
+        self.named: set[str] = set()  # files that some state has named
         self._is_last = np.zeros((num_envs, slots_per_env), bool)  # asked for at every draw: kept in memory
         self._overlays: dict[str, tuple[str, np.ndarray, np.ndarray]] = {}  # key -> file, values, which rows have one
 
@@ -99,9 +99,9 @@ class DiskRing(Ring):
         count = rows_per_file(self.layout, num_envs=self.num_envs, slots_per_env=self.slots_per_env)
         row_bytes = self.num_envs * self.row_bytes
         file, content = self._new_file("rows", count * row_bytes)
-        self._add_chunk(file, self.layout, content, new_blocks(row_bytes, first_row=time, most_rows=count))
+        self.add_chunk(file, self.layout, content, new_blocks(row_bytes, first_row=time, most_rows=count))
 
-    def _add_chunk(self, file: str, layout: Layout, content: np.ndarray, blocks: FileBlocks) -> Chunk:
+    def add_chunk(self, file: str, layout: Layout, content: np.ndarray, blocks: FileBlocks) -> Chunk:
         records = content.view(np.dtype((np.void, record_dtype(layout).itemsize))).reshape(-1, self.num_envs)
         self.chunks.append(Chunk(file, layout, records, blocks))
         self._first_times = np.array([chunk.first_time for chunk in self.chunks], np.int64)
@@ -132,7 +132,7 @@ class DiskRing(Ring):
         while len(self.chunks) > 1 and self.chunks[1].first_time <= begin:
             lost = self.chunks.pop(0)
             self._first_times = self._first_times[1:]
-            if self.folder is not None and lost.file not in self._named:
+            if self.folder is not None and lost.file not in self.named:
                 self.folder.path(lost.file).unlink(missing_ok=True)
 
     # --- rows out ------------------------------------------------------------------------------
@@ -175,8 +175,10 @@ class DiskRing(Ring):
         return {key: value.numpy() for key, value in rows.items()}
 
     def lay_out(self, layout: Layout) -> None:
-        self.forget()
-        self.layout = dict(layout)
+        self.layout, self.chunks, self._overlays = dict(layout), [], {}
+        self.saved_until, self.newest = 0, -1
+        self._first_times = np.zeros(0, np.int64)
+        self._is_last[...] = False
 
     def set_slots(self, start: int, rows: Arrays) -> None:
         """As the rows that come next, from the slot after the newest on."""
@@ -212,8 +214,6 @@ class DiskRing(Ring):
             self._overlays[key] = file, content.view(dtype).reshape(*places, *shape), np.zeros(places, bool)
         return self._overlays[key]
 
-    # --- state ---------------------------------------------------------------------------------
-
     def get_rows(self, used: int) -> Arrays:
         assert not used, "rows on the disk are saved by their files"
         return {}
@@ -224,54 +224,7 @@ class DiskRing(Ring):
                 "The saved replay holds its rows in full, as one without a directory saves them, but this one lies on "
                 "the disk. Continue with storage: cpu."
             )
-        self.forget()
-
-    def forget(self) -> None:
-        self.layout, self.chunks, self._overlays = {}, [], {}
-        self.saved_until, self.newest = 0, -1
-        self._first_times = np.zeros(0, np.int64)
-        self._is_last[...] = False
-
-    def flush(self, end: int) -> list[Segment]:
-        """Bring the rows before time `end` to the disk; where they are, with layouts numbered in order of chunks."""
-        assert self.folder is not None
-        segments, layouts = [], self.layouts()
-        for chunk, following in zip(self.chunks, [*self.chunks[1:], None], strict=True):
-            stop = min(end, chunk.stop_time, following.first_time if following is not None else end)
-            count = stop - chunk.first_time
-            if count <= 0:
-                continue
-            if count > chunk.blocks.rows:
-                new = chunk.records[chunk.blocks.rows : count].reshape(-1).view(np.uint8)
-                chunk.blocks = chunk.blocks.extended(new)
-                _sync(self.folder.path(chunk.file))
-            self._named.add(chunk.file)
-            segments.append(Segment(chunk.file, chunk.blocks, layouts.index(chunk.layout)))
-        if segments:
-            self.folder.sync()
-        self.saved_until = end
-        return segments
-
-    def layouts(self) -> list[Layout]:
-        """Every layout in use, the newest last."""
-        older = [chunk.layout for chunk in self.chunks if chunk.layout != self.layout]
-        unique = [layout for index, layout in enumerate(older) if layout not in older[:index]]
-        return [*unique, self.layout] if self.layout else unique
-
-    def take_over(self, segments: list[Segment], layouts: list[Layout], *, end: int) -> None:
-        """Map the files of a checkpoint; the next row goes to a new one."""
-        assert self.folder is not None
-        self.forget()
-        self.layout = layouts[-1] if layouts else {}
-        for segment in segments:
-            for _ in self.folder.read(segment):
-                pass  # verified
-            content = _mapped(self.folder.path(segment.file), segment.blocks.bytes)
-            chunk = self._add_chunk(segment.file, layouts[segment.layout], content, segment.blocks)
-            self._named.add(segment.file)
-            slots = np.arange(segment.first_time, segment.stop_time)[-self.slots_per_env :] % self.slots_per_env
-            self._is_last[:, slots] = chunk.rows["is_last"][-self.slots_per_env :].T
-        self.newest, self.saved_until = end - 1, end
+        self.lay_out({})
 
 
 class DiskArchive(RingArchive):
@@ -282,18 +235,43 @@ class DiskArchive(RingArchive):
         self._disk = ring
 
     def _append(self, *, begin: int, end: int) -> None:
-        self._segments, self._layouts = self._disk.flush(end), self._disk.layouts()
+        """Flush the rows before time `end`."""
+        disk = self._disk
+        older = [chunk.layout for chunk in disk.chunks if chunk.layout != disk.layout]
+        layouts = [layout for index, layout in enumerate(older) if layout not in older[:index]]
+        self._layouts, self._segments = [*layouts, *([disk.layout] if disk.layout else [])], []
+        for chunk, following in zip(disk.chunks, [*disk.chunks[1:], None], strict=True):
+            stop = min(end, chunk.stop_time, following.first_time if following is not None else end)
+            count = stop - chunk.first_time
+            if count <= 0:
+                continue
+            if count > chunk.blocks.rows:
+                new = chunk.records[chunk.blocks.rows : count].reshape(-1).view(np.uint8)
+                chunk.blocks = chunk.blocks.extended(new)
+                _sync(self.folder.path(chunk.file))
+            disk.named.add(chunk.file)
+            self._segments.append(Segment(chunk.file, chunk.blocks, self._layouts.index(chunk.layout)))
+        if self._segments:
+            self.folder.sync()
+        disk.saved_until = end
         self._drop_before(begin)
 
     def _fill_ring(self, *, begin: int, end: int) -> None:
-        self._disk.take_over(self._segments, self._layouts, end=end)
+        """Map the files of a checkpoint; the next row goes to a new one."""
+        disk, slots_per_env = self._disk, self._ring.slots_per_env
+        disk.lay_out(self._layouts[-1] if self._layouts else {})
+        for segment in self._segments:
+            for _ in self.folder.read(segment):
+                pass  # verified
+            content = _mapped(self.folder.path(segment.file), segment.blocks.bytes)
+            chunk = disk.add_chunk(segment.file, self._layouts[segment.layout], content, segment.blocks)
+            disk.named.add(segment.file)
+            slots = np.arange(segment.first_time, segment.stop_time)[-slots_per_env:] % slots_per_env
+            disk.view("is_last")[:, slots] = chunk.rows["is_last"][-slots_per_env:].T
+        disk.newest, disk.saved_until = end - 1, end
 
     def remove_all_but(self, named: set[str]) -> None:
         super().remove_all_but(named | self._disk.live_files())
-
-    def restart(self, *, begin: int) -> None:
-        super().restart(begin=begin)
-        self._disk.forget()
 
 
 def _mapped(path: Path, byte_count: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Rows in memory whose image frames are compressed: more rows in the same memory, paid for with time at every draw.
 
-Frames shrink by as much as they happen to, so the ring counts what they take and says when it is more than its budget;
-its owner then forgets the oldest rows. Everything but the frames lies in an ordinary ring.
+How far frames shrink is not known beforehand, so the ring counts what they take; over its budget, its owner forgets the
+oldest rows. Everything but the frames lies in an ordinary ring.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rl_lab.buffers.rows import Arrays, Layout, Ring, RowRing, as_array
 from rl_lab.types import Batch, EnvSpec
 
 _LEVEL = 1  # zlib's fastest: the next levels take twice the time for a few percent
-_LEAST_BYTES = 4096  # of a frame worth compressing: below, what Python adds counts
-_OBJECT_BYTES = 48  # what Python adds to a frame: the bytes object's head and its place in the list
+_LEAST_BYTES = 4096  # of a frame worth compressing: below, Python's overhead counts
+_OBJECT_BYTES = 48  # Python's overhead of a frame: the bytes object's head and its place in the list
 
 
 def is_frame(dtype: str, shape: Sequence[int]) -> bool:
@@ -37,7 +37,7 @@ class CompressedRing(Ring):
 
     def __init__(self, *, num_envs: int, slots_per_env: int, device: torch.device, budget_fraction: float) -> None:
         super().__init__(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
-        self.budget_fraction = budget_fraction
+        self.budget_fraction, self._places = budget_fraction, num_envs * slots_per_env
         self._rest = RowRing(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
         self._frames: dict[str, list[bytes | None]] = {}  # key -> place env * C + slot -> frame
         self._used_bytes = 0  # by frames
@@ -56,8 +56,7 @@ class CompressedRing(Ring):
 
     @property
     def is_over_budget(self) -> bool:
-        places = self.num_envs * self.slots_per_env
-        return self._used_bytes > int(places * self._raw_frame_bytes * self.budget_fraction)
+        return self._used_bytes > int(self._places * self._raw_frame_bytes * self.budget_fraction)
 
     def drop(self, slot: int) -> None:
         """Forget the frames of a row of every environment."""
@@ -74,10 +73,6 @@ class CompressedRing(Ring):
         for key in self._frames:
             frames = as_array(row[key]) if key in row else [None] * self.num_envs
             self._set_frames(key, range(slot, self._places, self.slots_per_env), frames)
-
-    @property
-    def _places(self) -> int:
-        return self.num_envs * self.slots_per_env
 
     def _extend(self, layout: Layout) -> None:
         self.layout = dict(layout)
@@ -120,7 +115,7 @@ class CompressedRing(Ring):
     def view(self, key: str) -> np.ndarray:
         return self._rest.view(key)
 
-    # --- stretches of slots and single rows ----------------------------------------------------
+    # --- neighbouring slots and single rows ----------------------------------------------------
 
     def lay_out(self, layout: Layout) -> None:
         self._frames, self._used_bytes = {}, 0
@@ -153,7 +148,7 @@ class CompressedRing(Ring):
 
 
 def _packed(frame: np.ndarray) -> bytes:
-    """The frame compressed, or as it is where that is no shorter: its length tells which."""
+    """The frame compressed, or as it is where that is no shorter: the length shows which."""
     raw = frame.tobytes()
     packed = zlib.compress(raw, _LEVEL)
     return packed if len(packed) < len(raw) else raw

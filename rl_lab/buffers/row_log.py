@@ -28,7 +28,7 @@ from rl_lab.utils.file_blocks import DamagedFileError, FileBlocks
 _FILE = re.compile(r"(rows|patch|mutable)_(\d{6,})\.bin")
 _FILE_BYTES = 64 * 2**20  # of rows: a file that outlives its rows in the ring costs little
 _LEAST_FILES = 8  # that a full ring is spread over, so that old rows free their space early
-_BLOCK_BYTES = 2**20  # that share a checksum
+_BLOCK_BYTES = 2**20  # under one checksum
 _LEAST_BLOCKS = 8  # of a file
 COPY_BYTES = 4 * 2**20  # copied, checksummed and written at once: it stays in the processor's cache
 
@@ -103,7 +103,7 @@ def new_blocks(row_bytes: int, *, first_row: int, most_rows: int) -> FileBlocks:
 
 
 class LogFolder:
-    """The files of one buffer: names that were never used before, and the removal of those nobody needs."""
+    """The files of one buffer: names that were never used before, and the removal of files that are not needed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = Path(directory)

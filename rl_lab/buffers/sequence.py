@@ -1,11 +1,11 @@
-"""Sequence replay: what has just been seen is learnt from once for sure, then a mixture of old and new.
+"""Sequence replay: every new sequence is learnt from once, then a mixture of old and new.
 
     batch of B     [fresh fresh | uniform ... | priority ... | recency ... ]
                     the online    each further sequence is drawn by one of three rules,
                     queue         as often as its fraction says
 
-The online queue holds every sequence of T rows once, in the order in which they were lived; sequences in it do not
-overlap. Training that keeps pace with collection then sees each row soon, whatever the mixture.
+The online queue holds every sequence of T rows once, in the order of collection; sequences in it do not overlap.
+Training that keeps pace with collection then sees each row soon, whatever the mixture.
 """
 
 from __future__ import annotations

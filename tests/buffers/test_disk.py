@@ -66,34 +66,6 @@ def test_memory_reads_what_the_disk_saved_and_the_other_way_round(tmp_path: Path
     assert_same_batches(disk, memory)
 
 
-def test_random_saves_kills_and_returns_equal_a_replay_in_memory(tmp_path: Path) -> None:
-    chance = random.Random(4)
-    settings = {"sequence_length": 3, "capacity_rows": 22, "online_queue": False, "write_back": ["latent"]}
-    disk, twin = on_disk(tmp_path, SequenceReplay, **settings), make(None, SequenceReplay, **settings)
-    time, checkpoints = 0, []
-    for _ in range(80):
-        for _ in range(chance.randrange(1, 9)):
-            for each in (disk, twin):
-                fill(each, range(time, time + 1), extra=True)
-            time += 1
-        if twin.ready():
-            first, second = disk.sample(), twin.sample()
-            assert equal(first, second)
-            for each, batch in ((disk, first), (twin, second)):
-                each.write(batch["index"], "latent", batch["latent"] + 1)
-        if chance.random() < 0.4:
-            checkpoints = [*checkpoints[-2:], (time, saved(disk), saved(twin))]
-            logs = [state["log"] for _, state, _ in checkpoints]
-            disk.remove_files_but({each["file"] for log in logs for each in (*log["segments"], *log["patches"])})
-        if checkpoints and chance.random() < 0.2:  # killed: anew from one of the checkpoints
-            time, state, twin_state = chance.choice(checkpoints)
-            checkpoints = [each for each in checkpoints if each[0] <= time]
-            disk, twin = on_disk(tmp_path, SequenceReplay, **settings), make(None, SequenceReplay, **settings)
-            disk.set_state(state)
-            twin.set_state(twin_state)
-    assert_same_batches(disk, twin, 20)
-
-
 def test_what_a_checkpoint_names_is_never_changed(tmp_path: Path) -> None:
     disk = on_disk(tmp_path, SequenceReplay, sequence_length=4, write_back=["latent"])
     fill(disk, range(20), extra=True)

@@ -32,7 +32,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def episode(number: int, length: int = 4, *, spec: EnvSpec = SPEC, terminal: bool = True) -> Arrays:
-    """`length` steps; every number in it tells the episode and the row."""
+    """`length` steps; its numbers show the episode and the row."""
     rows = np.arange(length + 1)
     is_last = rows == length
     observation = {

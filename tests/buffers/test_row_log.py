@@ -22,7 +22,7 @@ EPISODE = 5
 
 
 def row(time: int, *, envs: int = 2, is_answered: bool = True, extra: bool = False) -> Batch:
-    """Row `time`: its numbers tell its place; with `extra` the policy keeps one more key."""
+    """Row `time`: its numbers show its place; with `extra` the policy keeps one more key."""
     env_index = torch.arange(envs)
     place = (time + env_index) % EPISODE
     values: Batch = {
@@ -110,7 +110,7 @@ def test_a_save_writes_new_rows_only(tmp_path: Path) -> None:
     assert state["rows"] == {}
 
 
-def test_the_state_names_live_rows_only_and_old_files_go_when_nobody_needs_them(tmp_path: Path) -> None:
+def test_the_state_names_live_rows_only_and_old_files_go_when_they_are_not_needed(tmp_path: Path) -> None:
     buffer = make(tmp_path)
     for first in range(0, 100, 10):
         fill(buffer, range(first, first + 10))
@@ -152,10 +152,11 @@ def test_newer_rows_in_the_files_are_not_seen_and_going_back_spoils_nothing(tmp_
     assert_same_batches(second_future, back)
 
 
-def test_random_saves_kills_and_returns_equal_a_replay_in_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("storage", ["cpu", "disk"])
+def test_random_saves_kills_and_returns_equal_a_replay_in_memory(storage: str, tmp_path: Path) -> None:
     chance = random.Random(3)
     settings = {"sequence_length": 3, "capacity_rows": 22, "online_queue": False, "write_back": ["latent"]}
-    buffer = make(tmp_path, SequenceReplay, **settings)
+    buffer = make(tmp_path, SequenceReplay, **settings, storage=storage)
     twin = make(None, SequenceReplay, **settings)
     time, checkpoints = 0, []
     for _ in range(150):
@@ -179,7 +180,8 @@ def test_random_saves_kills_and_returns_equal_a_replay_in_memory(tmp_path: Path)
         if checkpoints and chance.random() < 0.15:  # killed: anew from one of the checkpoints
             time, state, twin_state = chance.choice(checkpoints)
             checkpoints = [each for each in checkpoints if each[0] <= time]
-            buffer, twin = make(tmp_path, SequenceReplay, **settings), make(None, SequenceReplay, **settings)
+            buffer = make(tmp_path, SequenceReplay, **settings, storage=storage)
+            twin = make(None, SequenceReplay, **settings)
             buffer.set_state(state)
             twin.set_state(twin_state)
     assert_same_batches(buffer, twin, 20)

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from rl_lab import api
-from rl_lab.buffers.archive import RingArchive
-from rl_lab.buffers.rows import RowRing
+from rl_lab.buffers.storage.archive import RingArchive
+from rl_lab.buffers.storage.rows import RowRing
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.metrics.names import is_wall_clock

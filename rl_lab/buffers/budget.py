@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from rl_lab.buffers.compressed import frame_bytes
 from rl_lab.buffers.replay import Replay
+from rl_lab.buffers.storage.compressed import frame_bytes
 from rl_lab.types import ConfigError, EnvSpec
 
 _PLACES = {"cpu": "memory", "pinned": "memory", "gpu": "GPU memory", "disk": "disk"}

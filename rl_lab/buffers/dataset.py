@@ -28,7 +28,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from rl_lab.buffers.budget import free_memory_bytes, size
-from rl_lab.buffers.rows import Arrays
+from rl_lab.buffers.storage.rows import Arrays
 from rl_lab.types import ROW_KEYS, ActionSpec, ConfigError, EnvSpec, did_you_mean
 
 SCHEMA_VERSION = 1

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rl_lab.buffers.dataset import RowSource, as_spec, file_digest, to_policy_actions
-from rl_lab.buffers.rows import Arrays
+from rl_lab.buffers.storage.rows import Arrays
 from rl_lab.types import (
     ActionSpec,
     ArraySpec,

@@ -19,7 +19,7 @@ import numpy as np
 from rl_lab.buffers.dataset import DESCRIPTION_FILE, RowSource, check_memory, check_rows, open_folder, open_plain
 from rl_lab.buffers.minari_format import PREFIX, open_minari
 from rl_lab.buffers.replay import ReplayBuffer
-from rl_lab.buffers.rows import row_bytes
+from rl_lab.buffers.storage.rows import row_bytes
 from rl_lab.types import Batch, ConfigError, EnvSpec, MissingDatasetError, StateTree
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_lab.buffers.priorities import StartPriorities, split
 from rl_lab.buffers.replay import ReplayBuffer
-from rl_lab.buffers.rows import as_array
+from rl_lab.buffers.storage.rows import as_array
 from rl_lab.types import Batch, ConfigError, Progress, ScheduledNumber, StateTree
 
 

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.archive import RingArchive
-from rl_lab.buffers.compressed import CompressedRing, frame_bytes
-from rl_lab.buffers.disk import DiskArchive, DiskRing
 from rl_lab.buffers.priorities import StartPriorities, split
-from rl_lab.buffers.row_log import NamedFile
-from rl_lab.buffers.rows import DeviceRing, Ring, RowRing, as_array, row_bytes
+from rl_lab.buffers.storage.archive import RingArchive
+from rl_lab.buffers.storage.compressed import CompressedRing, frame_bytes
+from rl_lab.buffers.storage.disk import DiskArchive, DiskRing
+from rl_lab.buffers.storage.row_log import NamedFile
+from rl_lab.buffers.storage.rows import DeviceRing, Ring, RowRing, as_array, row_bytes
 from rl_lab.types import Batch, ConfigError, EnvSpec, Progress, RunError, StateTree, did_you_mean
 
 _CPU = torch.device("cpu")

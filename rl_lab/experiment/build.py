@@ -21,7 +21,7 @@ from torch import nn
 
 from rl_lab.buffers.base import Buffer
 from rl_lab.buffers.budget import predict
-from rl_lab.buffers.row_log import KeepsFiles
+from rl_lab.buffers.storage.row_log import KeepsFiles
 from rl_lab.collection.collector import Collector
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.construct import PART_KEYS, call_checked, construct, import_plugins

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import torch
 from test_row_log import KINDS, assert_same_batches, fill, make, row, rows_file, saved, sizes
 
 from rl_lab.buffers.replay import ReplayBuffer
-from rl_lab.buffers.row_log import record_dtype
 from rl_lab.buffers.sequence import SequenceReplay
+from rl_lab.buffers.storage.row_log import record_dtype
 from rl_lab.types import ConfigError, RunError
 from rl_lab.utils.file_blocks import FileBlocks
-from rl_lab.utils.tree import equal
 
 
 def on_disk(directory: Path | None, kind: Any = ReplayBuffer, **settings: Any) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from rl_lab.buffers import row_log
 from rl_lab.buffers.prioritized import PrioritizedReplayBuffer
 from rl_lab.buffers.replay import Replay, ReplayBuffer
-from rl_lab.buffers.row_log import LogFolder, record_dtype, rows_per_file
 from rl_lab.buffers.sequence import SequenceReplay
+from rl_lab.buffers.storage import row_log
+from rl_lab.buffers.storage.row_log import LogFolder, record_dtype, rows_per_file
 from rl_lab.types import Batch, RunError
 from rl_lab.utils.tree import equal, map_leaves, numpy_to_tensors
 

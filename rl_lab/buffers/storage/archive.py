@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_lab.buffers.row_log import (
+from rl_lab.buffers.storage.row_log import (
     COPY_BYTES,
     LogFolder,
     NamedFile,
@@ -19,7 +19,7 @@ from rl_lab.buffers.row_log import (
     record_dtype,
     rows_per_file,
 )
-from rl_lab.buffers.rows import Layout, Ring
+from rl_lab.buffers.storage.rows import Layout, Ring
 from rl_lab.types import StateTree
 from rl_lab.utils.file_blocks import FileBlocks
 

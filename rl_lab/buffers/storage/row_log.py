@@ -21,7 +21,7 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 
-from rl_lab.buffers.rows import Layout
+from rl_lab.buffers.storage.rows import Layout
 from rl_lab.types import RunError
 from rl_lab.utils.file_blocks import DamagedFileError, FileBlocks
 

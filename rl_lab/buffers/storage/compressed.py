@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.rows import Arrays, Layout, Ring, RowRing, as_array
+from rl_lab.buffers.storage.rows import Arrays, Layout, Ring, RowRing, as_array
 from rl_lab.types import Batch, EnvSpec
 
 _LEVEL = 1  # zlib's fastest: the next levels take twice the time for a few percent

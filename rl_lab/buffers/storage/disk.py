@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.archive import RingArchive
-from rl_lab.buffers.row_log import LogFolder, Segment, new_blocks, record_dtype, rows_per_file
-from rl_lab.buffers.rows import Arrays, Layout, Ring, as_array
+from rl_lab.buffers.storage.archive import RingArchive
+from rl_lab.buffers.storage.row_log import LogFolder, Segment, new_blocks, record_dtype, rows_per_file
+from rl_lab.buffers.storage.rows import Arrays, Layout, Ring, as_array
 from rl_lab.types import Batch, ConfigError, RunError
 from rl_lab.utils.file_blocks import FileBlocks
 

@@ -41,6 +41,7 @@ from rl_lab.runs.files import (
 from rl_lab.runs.manifest import CHECKPOINT_SCHEMA_VERSION, check_schema_version
 from rl_lab.types import ConfigError, RunError, StateTree
 from rl_lab.utils.file_blocks import DamagedFileError, FileBlocks
+from rl_lab.utils.text import printable
 from rl_lab.utils.tree import leaves_with_paths, map_leaves, numpy_to_tensors
 
 _NAME = re.compile(r"step_(\d{12,})(?:-r(\d+))?")
@@ -264,7 +265,7 @@ class CheckpointStore:
                 self.refuse_foreign(path, checkpoint.manifest)
             except DamagedCheckpoint as damage:
                 damages.append(damage)
-                report(str(damage))
+                report(printable(str(damage)))
                 continue
             if damages:
                 report(f"Going on from {path.name} instead ({len(damages)} damaged checkpoint(s) passed over).")

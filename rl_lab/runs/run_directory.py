@@ -93,7 +93,7 @@ class RunDirectory:
         path = Path(os.path.abspath(runs_dir)) / run_id  # an environment may change the working directory
         with readable_disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(path.parent)
+            remove_leftovers(os.scandir(path.parent))
             _make_way(path)
             temporary = temporary_name(path)
             try:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rl_lab.runs.index import RunIndex
+from rl_lab.runs.lock import RunLock
 from rl_lab.runs.manifest import collect_manifest
 from rl_lab.runs.run_directory import RunDirectory, first_files
 from tests.fault_injection import tried
@@ -29,6 +33,27 @@ def make_run(runs_dir: Path) -> Callable[..., RunDirectory]:
         return RunDirectory.create(runs_dir, run_id=run_id, name="ppo_cartpole", seed=1, files=files)
 
     return make
+
+
+@pytest.fixture
+def start(runs_dir: Path, make_run: Callable[..., RunDirectory]) -> Callable[[], None]:
+    """All that is written when a run called `mine` starts."""
+    run = make_run("mine")
+    files = {name: (run.path / name).read_text() for name in ("config.yaml", "manifest.json", "tags.json", "run.log")}
+    shutil.rmtree(runs_dir)
+
+    def start() -> None:
+        run = RunDirectory.create(runs_dir, run_id="mine", name="n", seed=1, files=files)
+        with RunLock(run):
+            run.write_status("running")
+            RunIndex(runs_dir).record(run)
+
+    return start
+
+
+@pytest.fixture
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

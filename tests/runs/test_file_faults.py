@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,19 +18,14 @@ import torch
 from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.index import RunIndex, resolve_run
-from rl_lab.runs.lock import RunLock
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.verify import verify_run
 from rl_lab.types import RLLabError
 from tests.fault_injection import failing, killed_at, operations_of
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 MakeRun = Callable[..., RunDirectory]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 WRITING = ("write", "pwrite")
@@ -133,17 +127,9 @@ def test_a_kill_before_or_half_way_through_any_operation_of_a_save_loses_nothing
 
 @everywhere
 @pytest.mark.parametrize("lasting", [False, True])
-def test_a_start_that_fails_anywhere_blocks_no_id(runs_dir: Path, make_run: MakeRun, code: int, lasting: bool) -> None:
-    run = make_run("mine")
-    files = {name: (run.path / name).read_text() for name in ("config.yaml", "manifest.json", "tags.json", "run.log")}
-    shutil.rmtree(runs_dir)
-
-    def start() -> None:
-        run = RunDirectory.create(runs_dir, run_id="mine", name="n", seed=1, files=files)
-        with RunLock(run):
-            run.write_status("running")
-            RunIndex(runs_dir).record(run)
-
+def test_a_start_that_fails_anywhere_blocks_no_id(
+    runs_dir: Path, start: Callable[[], None], code: int, lasting: bool
+) -> None:
     for at in range(len(operations_of(runs_dir, start))):
         shutil.rmtree(runs_dir)
         fails_in_words(runs_dir, at, code, start, lasting=lasting)

@@ -13,30 +13,15 @@ import pytest
 
 from rl_lab import api
 from rl_lab.runs.index import RunIndex
-from rl_lab.runs.lock import RunLock
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import RunError
 from tests.fault_injection import killed_at, operations_of, tried
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 MakeRun = Callable[..., RunDirectory]
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-def test_a_kill_at_any_instant_of_a_start_blocks_no_id(runs_dir: Path, make_run: MakeRun) -> None:
-    run = make_run("mine")
-    files = {name: (run.path / name).read_text() for name in ("config.yaml", "manifest.json", "tags.json", "run.log")}
-    shutil.rmtree(runs_dir)
-
-    def start() -> None:
-        run = RunDirectory.create(runs_dir, run_id="mine", name="n", seed=1, files=files)
-        with RunLock(run):
-            run.write_status("running")
-            RunIndex(runs_dir).record(run)
-
+def test_a_kill_at_any_instant_of_a_start_blocks_no_id(runs_dir: Path, start: Callable[[], None]) -> None:
     names = operations_of(runs_dir, start)
     assert len(names) > 40
     for at, name in enumerate(names):

@@ -27,7 +27,7 @@ from rl_lab.components.world_model.rssm import Decisions
 from rl_lab.training.schedules import Schedule
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, checked_scales, checked_share, named
+from rl_lab.workflows.base import Mode, checked_fraction, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
 from rl_lab.workflows.latent_states import LatentStateWorkflow, Network
 
@@ -77,11 +77,11 @@ class Dreamer(LatentStateWorkflow):
                 f"algorithm.free_nats is {free_nats}, slow_regularizer is {slow_regularizer} and exploration_noise is "
                 f"{exploration_noise}: write numbers from 0."
             )
-        self.discount = checked_share("discount", discount)
-        self.lambda_ = checked_share("lambda_", lambda_)
+        self.discount = checked_fraction("discount", discount)
+        self.lambda_ = checked_fraction("lambda_", lambda_)
         self.horizon, self.dream_last = horizon, dream_last
         self.free_nats, self.policy_gradient = free_nats, policy_gradient
-        self.dynamics_share = checked_share("dynamics_share", dynamics_share)
+        self.dynamics_share = checked_fraction("dynamics_share", dynamics_share)
         self.free_nats_on_average, self.exploration_noise = free_nats_on_average, exploration_noise
         self.slow_critic_rate, self.slow_critic_every = slow_critic_rate, slow_critic_every
         self.slow_target, self.slow_regularizer = slow_target, slow_regularizer

@@ -70,7 +70,7 @@ def make_environment(
     prepare_headless()
     scratch = recipe.build()
     plan = blueprint(scratch, recipe)
-    native = _native_maker(registered, recipe, num_envs)
+    native = _native_maker(registered, recipe, scratch, num_envs)
     with untouched_chance():
         if any(isinstance(layer, ActionMask) for layer in layers(scratch)):
             _ask_for_mask(scratch, plan)
@@ -138,7 +138,9 @@ def _choose(
     native: Callable[[], gym.vector.VectorEnv],
 ) -> str:
     if vectorization == "native":
-        _require_native(registered, recipe)
+        obstacle = why_not_native(registered, recipe)
+        if obstacle is not None:
+            raise _not_native(recipe, obstacle)
         return "native"
     if vectorization == "auto" and why_not_native(registered, recipe) is None and not recipe.kwargs:
         if _can_be_saved(native):
@@ -170,24 +172,29 @@ def why_not_native(registered: GymnasiumSpec, recipe: Recipe) -> str | None:
     return next((why for why, holds in obstacles.items() if holds), None)
 
 
-def _require_native(registered: GymnasiumSpec, recipe: Recipe) -> None:
-    obstacle = why_not_native(registered, recipe)
-    if obstacle is not None:
-        raise ConfigError(
-            f"environment.vectorization is 'native' but environment '{recipe.id}' cannot be: {obstacle}. "
-            "Write vectorization: auto, sync or async."
-        )
+def _native_maker(
+    registered: GymnasiumSpec, recipe: Recipe, scratch: gym.Env, num_envs: int
+) -> Callable[[], gym.vector.VectorEnv]:
+    """Builds the registered vector environment, or says why its rows would not be those of single environments."""
 
-
-def _native_maker(registered: GymnasiumSpec, recipe: Recipe, num_envs: int) -> Callable[[], gym.vector.VectorEnv]:
     def make() -> gym.vector.VectorEnv:
         settings = dict(recipe.kwargs)
-        creator: Any = registered.vector_entry_point
-        creator = load_env_creator(creator) if isinstance(creator, str) else creator
-        modes = getattr(creator, "metadata", {}).get("render_modes", ())
-        if recipe.render and "rgb_array" in modes:
-            settings["render_mode"] = "rgb_array"
-        env = gym.make_vec(registered.id, num_envs=num_envs, vectorization_mode="vector_entry_point", **settings)
+        try:
+            creator: Any = registered.vector_entry_point
+            creator = load_env_creator(creator) if isinstance(creator, str) else creator
+            modes = getattr(creator, "metadata", {}).get("render_modes", ())
+            if recipe.render and "rgb_array" in modes:
+                settings["render_mode"] = "rgb_array"
+            env = gym.make_vec(registered.id, num_envs=num_envs, vectorization_mode="vector_entry_point", **settings)
+        except Exception as error:  # whatever its constructor raises
+            raise _not_native(recipe, f"its vector entry point raised {type(error).__name__}: {error}") from error
+        mode = env.metadata.get("autoreset_mode")
+        if mode != gym.vector.AutoresetMode.NEXT_STEP:
+            raise _not_native(recipe, f"its vector entry point resets in mode {mode}, rows need NEXT_STEP")
+        for name in ("observation_space", "action_space"):
+            single, vector = getattr(scratch, name), getattr(env, f"single_{name}")
+            if single != vector:
+                raise _not_native(recipe, f"its vector entry point has the {name} {vector}, alone it has {single}")
         # Our actions follow the spec; CartPole's own check of each one takes a third of its step.
         env.unwrapped.action_space.contains = lambda x: True  # type: ignore[method-assign]
         return env
@@ -195,9 +202,19 @@ def _native_maker(registered: GymnasiumSpec, recipe: Recipe, num_envs: int) -> C
     return make
 
 
+def _not_native(recipe: Recipe, why: str) -> ConfigError:
+    return ConfigError(
+        f"environment.vectorization is 'native' but environment '{recipe.id}' cannot be: {why}. "
+        "Write vectorization: auto, sync or async."
+    )
+
+
 def _can_be_saved(native: Callable[[], gym.vector.VectorEnv]) -> bool:
     """Only a vector environment of plain attributes can be resumed exactly."""
-    env = native()
+    try:
+        env = native()
+    except ConfigError:
+        return False  # single environments work
     env.reset(seed=0)
     env.step(np.zeros(env.action_space.shape, env.action_space.dtype))
     mode = capture(env)["mode"]

@@ -78,8 +78,9 @@ def _import_users_module(module: str, env_id: str) -> None:
             f"environment.id '{env_id}': importing '{module}' failed because it needs '{error.name}'. "
             f"Install that with `pip install {error.name}`."
         ) from error
-    except ImportError as error:
-        raise ConfigError(f"environment.id '{env_id}': importing '{module}' failed: {error}.") from error
+    except Exception as error:  # whatever a user's module raises
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"environment.id '{env_id}': importing '{module}' failed: {what}.") from error
 
 
 def _import_suite(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from rl_lab.environments.lookup import find, missing_extra, newest_version, suit
 from rl_lab.environments.snapshot import layers
 from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.environments.wrappers import WRAPPERS, TimeLimit, apply_wrappers
-from rl_lab.types import ConfigError, EnvSpec, did_you_mean
+from rl_lab.types import ConfigError, EnvSpec, RLLabError, did_you_mean
 
 SPEC_KEYS = ("labels", "solved_return", "max_episode_steps", "description")
 
@@ -59,18 +60,25 @@ class Recipe:
                 settings["render_mode"] = "rgb_array"
             # Our checker examines environments once, on request; Gymnasium's would do so on every step.
             return gym.make(spec, disable_env_checker=True, **settings)
-        except gym.error.DependencyNotInstalled as error:
-            raise missing_extra(self.id, suite_of(spec), error) from error
-        except ModuleNotFoundError as error:
+        except RLLabError:
+            raise
+        except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             raise missing_extra(self.id, suite_of(spec), error) from error
         except ImportError as error:
             newest = newest_version(spec.id)
             hint = f" Write {newest}." if newest and newest != spec.id else ""
             raise ConfigError(f"environment '{self.id}' cannot be made: {error}{hint}") from error
-        except TypeError as error:
-            if "argument" not in str(error):
-                raise
-            raise ConfigError(f"environment '{self.id}' does not accept kwargs {self.kwargs}: {error}") from error
+        except Exception as error:  # whatever a constructor raises when it is given wrong arguments
+            raise ConfigError(self._why_not_made(spec, error)) from error
+
+    def _why_not_made(self, spec: GymnasiumSpec, error: Exception) -> str:
+        reason = f"{type(error).__name__}: {error}".partition(" was raised from the environment creator")[0]
+        if not self.kwargs:
+            return f"environment '{self.id}' cannot be made: its constructor raised {reason}."
+        known = [*inspect.signature(_creator(spec)).parameters]
+        unknown = [key for key in self.kwargs if key not in known and "argument" in reason]
+        hint = f"{did_you_mean(unknown[0], known)} It takes: {', '.join(known)}." if unknown else ""
+        return f"environment '{self.id}' does not accept kwargs {self.kwargs}: {reason}.{hint}"
 
     def _wants_frames(self) -> bool:
         return self.render or any(getattr(WRAPPERS[entry["id"]], "needs_render", False) for entry in self.wrappers)
@@ -78,11 +86,12 @@ class Recipe:
 
 def can_render(spec: GymnasiumSpec) -> bool:
     """Whether the class says that it draws RGB arrays."""
-    creator: Any = spec.entry_point
-    if isinstance(creator, str):
-        creator = load_env_creator(creator)
-    metadata = getattr(creator, "metadata", None)
+    metadata = getattr(_creator(spec), "metadata", None)
     return isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
+
+
+def _creator(spec: GymnasiumSpec) -> Any:
+    return load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,9 @@ class Blueprint:
 
 def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
     """Read an environment's spaces and limits."""
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name, None), gym.Space):
+            raise ConfigError(f"environment '{recipe.id}' has no {name}: set self.{name} in its __init__.")
     actions = ActionConverter(env.action_space, env_id=recipe.id)
     observations = ObservationConverter(env.observation_space, env_id=recipe.id, num_actions=actions.num_mask_entries)
     max_episode_steps, frames_per_step = _time(env)
@@ -138,8 +150,14 @@ def override_spec(spec: EnvSpec, overrides: Mapping[str, Any]) -> EnvSpec:
                 f"environment.spec has no key '{key}'.{did_you_mean(key, SPEC_KEYS)} It takes: {', '.join(SPEC_KEYS)}."
             )
     changes = {key: value for key, value in overrides.items() if value is not None and key != "labels"}
+    for key, kinds in {"max_episode_steps": int, "solved_return": (int, float), "description": str}.items():
+        if key in changes and (not isinstance(changes[key], kinds) or isinstance(changes[key], bool)):  # type: ignore[arg-type]
+            wanted = "a text" if kinds is str else "a number"
+            raise ConfigError(f"environment.spec.{key} is {changes[key]!r}: write {wanted}, or null.")
     labels = overrides.get("labels")
     if labels is not None:
+        if not isinstance(labels, list | tuple):
+            raise ConfigError(f"environment.spec.labels is {labels!r}: write a list of names.")
         action = spec.action
         expected = len(action.sizes) if action.kind == "multi_discrete" else action.sizes[0]
         if len(labels) != expected:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from rl_lab.environments.cell import MAX_EPISODE_SEED, Cell
 from rl_lab.environments.plain import from_text, to_text
@@ -14,7 +14,7 @@ from rl_lab.environments.recipe import Blueprint, Recipe
 from rl_lab.environments.rendering import FrameTaker
 from rl_lab.environments.snapshot import capture, restore
 from rl_lab.environments.spaces import ObservationConverter
-from rl_lab.types import ConfigError, EnvironmentFault, EnvRows, EnvSpec, RLLabError, RunError, StateTree
+from rl_lab.types import EnvironmentFault, EnvRows, EnvSpec, RLLabError, RunError, StateTree
 
 
 def allocate_rows(converter: ObservationConverter, num_envs: int) -> EnvRows:
@@ -150,12 +150,6 @@ class NativeEnvironment:
         self._rows: EnvRows | None = None
         self._needs_reset = True
         self._env = make()
-        mode = self._env.metadata.get("autoreset_mode")
-        if mode != AutoresetMode.NEXT_STEP:
-            raise ConfigError(
-                f"environment '{self.spec.id}': its vector entry point resets in mode {mode}, rows need NEXT_STEP. "
-                "Set environment.vectorization=sync or async."
-            )
 
     def reset(self) -> EnvRows:
         while True:

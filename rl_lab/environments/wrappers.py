@@ -21,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_lab.types import ConfigError, did_you_mean
+from rl_lab.types import ConfigError, RLLabError, did_you_mean
 
 StepResult = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 WRAPPERS: dict[str, Callable[..., gym.Env]] = {}
@@ -79,7 +79,15 @@ def _check_arguments(place: int, name: str, arguments: dict[str, Any]) -> None:
 def apply_wrappers(env: gym.Env, wrappers: Sequence[Mapping[str, Any]]) -> gym.Env:
     """Wrap from the inside out."""
     for entry in wrappers:
-        env = WRAPPERS[entry["id"]](env, **{key: value for key, value in entry.items() if key != "id"})
+        arguments = {key: value for key, value in entry.items() if key != "id"}
+        try:
+            env = WRAPPERS[entry["id"]](env, **arguments)
+        except RLLabError:
+            raise
+        except Exception as error:  # a user's wrapper, or an argument of the wrong kind
+            raise ConfigError(
+                f"wrapper '{entry['id']}' cannot be made with {arguments}: {type(error).__name__}: {error}."
+            ) from error
     return env
 
 

@@ -35,7 +35,7 @@ from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, work
 from rl_lab.environments.wrappers import WRAPPERS
 from rl_lab.types import ConfigError, EnvRows, EnvSpec, RLLabError, StateTree
 
-ANSWER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
+WORKER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
 FAREWELL_TIMEOUT_S = 5.0
 OPEN: weakref.WeakSet[AsyncEnvironment] = weakref.WeakSet()
 
@@ -83,13 +83,13 @@ class AsyncEnvironment:
         seeds: list[int],
         max_restarts: int,
         num_workers: int | None = None,
-        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        worker_timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
         self.num_envs = num_envs
         self.spec: EnvSpec = blueprint.spec
         self.blueprint = blueprint
         self._recipe, self._blueprint = recipe, blueprint
-        self._seeds, self._max_restarts, self._timeout_s = seeds, max_restarts, answer_timeout_s
+        self._seeds, self._max_restarts, self._timeout_s = seeds, max_restarts, worker_timeout_s
         self._events: list[str] = []
         self._rows: EnvRows | None = None
         self._is_closed = False
@@ -160,7 +160,7 @@ class AsyncEnvironment:
                 for key, values in self._rows.observation.items():
                     self._shared.rows.observation[key][env] = values[env]
         self._rows = self._copy_rows()
-        if int(self._shared.restarts.sum()) > self._max_restarts:
+        if int(self._shared.restarts[:, 1].sum()) > self._max_restarts:
             raise too_many_restarts(self._max_restarts, self._events[-1] if self._events else "")
         return self._rows
 
@@ -217,7 +217,7 @@ class AsyncEnvironment:
     def _start(self, first: int, count: int) -> Worker:
         part = slice(first, first + count)
         restarts = self._shared.restarts[part]
-        total = int(self._shared.restarts.sum())
+        total = int(self._shared.restarts[:, 0].sum())
         name = self._recipe.id.rpartition(":")[2]
         is_running = np.zeros(count, bool) if self._rows is None else ~self._rows.is_last[part]
         job = Job(
@@ -230,7 +230,7 @@ class AsyncEnvironment:
             first=first,
             seeds=tuple(_seed_after(seed, total) for seed in self._seeds[part]),
             is_lost=tuple(bool(flag) for flag in is_running),
-            restarts=tuple(int(value) for value in restarts),
+            restarts=tuple((int(total), int(recent)) for total, recent in restarts),
             max_restarts=self._max_restarts,
         )
         mine, theirs = self._context.Pipe()
@@ -245,11 +245,11 @@ class AsyncEnvironment:
         worker = self._workers[index]
         worker.end()
         self._shared.restarts[worker.first] += 1
-        total = int(self._shared.restarts.sum())
+        total, recent = self._shared.restarts.sum(axis=0).tolist()
         last = worker.first + worker.count - 1
         who = f"environment {worker.first}" if worker.count == 1 else f"environments {worker.first} to {last}"
         self._events.append(f"The process of {who} {why}; it was restarted (restart {total}).")
-        if total > self._max_restarts:
+        if recent > self._max_restarts:
             raise too_many_restarts(self._max_restarts, self._events[-1])
         if self._rows is not None:  # the dying worker may have left half a row
             for key, values in self._rows.observation.items():

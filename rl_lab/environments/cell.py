@@ -11,7 +11,8 @@ built anew, and the next row begins a fresh episode.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -23,6 +24,34 @@ from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.types import EnvironmentFault, EnvRows, RLLabError
 
 MAX_EPISODE_SEED = 2**31 - 1
+HEALTHY_STEPS = 1000  # steps in a row without a failure that forgive an earlier one
+
+
+@dataclass
+class Restarts:
+    """How often an environment failed: altogether, and what of it still counts against `max_restarts`."""
+
+    total: int = 0
+    recent: int = 0
+    healthy_steps: int = 0
+
+    def add(self) -> None:
+        self.total, self.recent, self.healthy_steps = self.total + 1, self.recent + 1, 0
+
+    def step(self) -> None:
+        """A step without a failure."""
+        if self.recent:
+            self.healthy_steps += 1
+            if self.healthy_steps == HEALTHY_STEPS:
+                self.recent, self.healthy_steps = self.recent - 1, 0
+
+    def get_state(self) -> dict[str, int]:
+        return {"restarts": self.total, "recent_restarts": self.recent, "healthy_steps": self.healthy_steps}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.total = state["restarts"]
+        self.recent = state.get("recent_restarts", self.total)  # checkpoints of earlier versions forgave nothing
+        self.healthy_steps = state.get("healthy_steps", 0)
 
 
 class Cell:
@@ -37,11 +66,11 @@ class Cell:
         seed: int,
         max_restarts: int,
         is_lost: bool = False,
-        restarts: int = 0,
+        restarts: Sequence[int] = (),
     ) -> None:
         self.index = index
         self.events: list[str] = []
-        self.restarts = restarts
+        self.restarts = Restarts(*restarts)
         self.env = build()
         self._build = build
         self._write = converter.writer()
@@ -91,6 +120,7 @@ class Cell:
             self._end_lost(rows, i)
             return False
         self._episode_steps += 1
+        self.restarts.step()
         if terminated or truncated:
             rows.is_last[i] = True
             rows.is_terminal[i] = terminated
@@ -119,9 +149,9 @@ class Cell:
 
     def _restart(self, error: Exception, call: str) -> None:
         """The one place that survives any exception: whatever an environment raises, the run goes on."""
-        self.restarts += 1
+        self.restarts.add()
         what = f"{type(error).__name__}: {error}"
-        if self.restarts > self._max_restarts:
+        if self.restarts.recent > self._max_restarts:
             raise EnvironmentFault(
                 f"environment {self.index} failed more than max_restarts={self._max_restarts} times; the last error, "
                 f"in {call} after {self._episode_steps} steps of its episode, was {what}. "
@@ -129,7 +159,7 @@ class Cell:
             ) from error
         self.events.append(
             f"Environment {self.index} raised {what} in {call} after {self._episode_steps} steps of its episode; "
-            f"it was restarted (restart {self.restarts})."
+            f"it was restarted (restart {self.restarts.total})."
         )
         self._rebuild()
 
@@ -158,7 +188,7 @@ class Cell:
             "episode_steps": self._episode_steps,
             "needs_reset": self._needs_reset,
             "is_lost": self._is_lost,
-            "restarts": self.restarts,
+            **self.restarts.get_state(),
             "snapshot": None if self._episode_seed is None else capture(self.env, self._log),
         }
 
@@ -170,7 +200,7 @@ class Cell:
         self._episode_seed = state["episode_seed"]
         self._episode_steps = state["episode_steps"]
         self._needs_reset, self._is_lost = state["needs_reset"], state["is_lost"]
-        self.restarts = state["restarts"]
+        self.restarts.set_state(state)
         snapshot = state["snapshot"]
         self._log, self._is_log_decided = [], snapshot is not None
         if snapshot is None:

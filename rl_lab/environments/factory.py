@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.envs.registration import load_env_creator
 
-from rl_lab.environments.async_environment import AsyncEnvironment, available_cores
+from rl_lab.environments.async_environment import WORKER_TIMEOUT_S, AsyncEnvironment, available_cores
 from rl_lab.environments.base import Environment
 from rl_lab.environments.cell import Cell
 from rl_lab.environments.lookup import find
@@ -46,15 +46,18 @@ def make_environment(
     time_limit: int | None = None,
     action_masks: bool = False,
     max_restarts: int = 10,
+    worker_timeout_s: float = WORKER_TIMEOUT_S,
     render: bool = False,
     spec: Mapping[str, Any] | None = None,
 ) -> Environment:
     """Build and check everything an `environment:` block says; nothing is reset yet.
 
     `time_limit` counts agent steps and replaces the registered limit; `action_repeat` is innermost, then `wrappers`
-    in their order. `spec` overrides labels, solved_return, max_episode_steps and description.
+    in their order. `max_restarts` renews itself: every 1,000 steps of an environment without a failure forgive one.
+    A worker process that does not answer for `worker_timeout_s` is replaced. `spec` overrides labels, solved_return,
+    max_episode_steps and description.
     """
-    _check_numbers(num_envs, action_repeat, time_limit, max_restarts)
+    _check_numbers(num_envs, action_repeat, time_limit, max_restarts, worker_timeout_s)
     _check_names(vectorization, stream)
     registered = find(id)  # first: a user's package may register the wrappers named below
     recipe = Recipe(
@@ -79,8 +82,11 @@ def make_environment(
     seeds = [stream_seed(seed, stream, i) for i in range(num_envs)]
     if chosen == "native":
         return NativeEnvironment(native, plan, num_envs=num_envs, seed=seeds[0], max_restarts=max_restarts)
-    build = AsyncEnvironment if chosen == "async" else SyncEnvironment
-    return build(recipe, plan, num_envs=num_envs, seeds=seeds, max_restarts=max_restarts)
+    if chosen == "sync":
+        return SyncEnvironment(recipe, plan, num_envs=num_envs, seeds=seeds, max_restarts=max_restarts)
+    return AsyncEnvironment(
+        recipe, plan, num_envs=num_envs, seeds=seeds, max_restarts=max_restarts, worker_timeout_s=worker_timeout_s
+    )
 
 
 def _ask_for_mask(scratch: gym.Env, plan: Blueprint) -> None:
@@ -90,13 +96,19 @@ def _ask_for_mask(scratch: gym.Env, plan: Blueprint) -> None:
         cell.begin(allocate_rows(plan.observations, 1), 0)
 
 
-def _check_numbers(num_envs: int, action_repeat: int, time_limit: int | None, max_restarts: int) -> None:
+def _check_numbers(
+    num_envs: int, action_repeat: int, time_limit: int | None, max_restarts: int, worker_timeout_s: float
+) -> None:
     smallest = {"num_envs": (num_envs, 1), "action_repeat": (action_repeat, 1), "max_restarts": (max_restarts, 0)}
     if time_limit is not None:
         smallest["time_limit"] = (time_limit, 1)
     for name, (value, least) in smallest.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"environment.{name} is {value!r}: it must be a whole number of at least {least}.")
+    if not worker_timeout_s > 0:
+        raise ConfigError(
+            f"environment.worker_timeout_s is {worker_timeout_s!r}: it must be a number of seconds above 0."
+        )
 
 
 def _check_names(vectorization: str, stream: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from rl_lab.environments.cell import MAX_EPISODE_SEED, Cell
+from rl_lab.environments.cell import MAX_EPISODE_SEED, Cell, Restarts
 from rl_lab.environments.plain import from_text, to_text
 from rl_lab.environments.recipe import Blueprint, Recipe
 from rl_lab.environments.rendering import FrameTaker
@@ -93,7 +93,7 @@ class SyncEnvironment:
     def _note(self, cell: Cell) -> None:
         self._events += cell.events
         cell.events.clear()
-        if sum(cell.restarts for cell in self._cells) > self._max_restarts:
+        if sum(cell.restarts.recent for cell in self._cells) > self._max_restarts:
             raise too_many_restarts(self._max_restarts, self._events[-1])
 
     def get_state(self) -> StateTree:
@@ -143,7 +143,7 @@ class NativeEnvironment:
         self.spec: EnvSpec = blueprint.spec
         self.blueprint = blueprint
         self._converter, self._actions = blueprint.observations, blueprint.actions
-        self._make, self._max_restarts, self._restarts = make, max_restarts, 0
+        self._make, self._max_restarts, self._restarts = make, max_restarts, Restarts()
         self._seeds = np.random.default_rng(seed)
         self._frames = FrameTaker()
         self._events: list[str] = []
@@ -180,6 +180,7 @@ class NativeEnvironment:
         except Exception as error:  # noqa: BLE001 (see Cell._restart)
             self._restart(error, "step")
             return self._end_all(self._rows)
+        self._restarts.step()
         self._rows = EnvRows(
             self._converter.batch(observation, self.num_envs),
             np.array(reward, np.float32),
@@ -202,18 +203,18 @@ class NativeEnvironment:
         return self._rows
 
     def _restart(self, error: Exception, call: str) -> None:
-        self._restarts += 1
+        self._restarts.add()
         self._events.append(
             f"The vector environment raised {type(error).__name__}: {error} in {call}; "
-            f"all {self.num_envs} environments were restarted (restart {self._restarts})."
+            f"all {self.num_envs} environments were restarted (restart {self._restarts.total})."
         )
-        if self._restarts > self._max_restarts:
+        if self._restarts.recent > self._max_restarts:
             raise too_many_restarts(self._max_restarts, self._events[-1]) from error
         self._env = self._make()
 
     def get_state(self) -> StateTree:
         state: dict[str, Any] = {"kind": "native", "num_envs": self.num_envs, "seeds": to_text(self._seeds)}
-        state |= {"restarts": self._restarts, "needs_reset": self._needs_reset, "rows": None, "snapshot": None}
+        state |= {**self._restarts.get_state(), "needs_reset": self._needs_reset, "rows": None, "snapshot": None}
         if self._rows is not None:
             state["rows"] = {"observation": dict(self._rows.observation), "is_last": self._rows.is_last}
             state["snapshot"] = capture(self._env)
@@ -222,7 +223,8 @@ class NativeEnvironment:
     def set_state(self, state: StateTree) -> None:
         check_state_kind(state, "native", self.num_envs)
         self._seeds = from_text(state["seeds"])
-        self._restarts, self._needs_reset = state["restarts"], state["needs_reset"]
+        self._restarts.set_state(state)
+        self._needs_reset = state["needs_reset"]
         self._rows = None
         if state["rows"] is None:
             return

@@ -41,7 +41,7 @@ class Job:
     first: int
     seeds: tuple[int, ...]
     is_lost: tuple[bool, ...]
-    restarts: tuple[int, ...]
+    restarts: tuple[tuple[int, int], ...]
     max_restarts: int
 
 
@@ -74,7 +74,7 @@ def _layout(spec: EnvSpec, num_envs: int) -> dict[str, tuple[tuple[int, ...], st
     layout["reward"] = ((num_envs,), "float32")
     layout |= dict.fromkeys(("is_first", "is_last", "is_terminal"), ((num_envs,), "bool"))
     layout["action"] = ((num_envs, *spec.action.shape), spec.action.dtype)
-    layout["restarts"] = ((num_envs,), "int64")
+    layout["restarts"] = ((num_envs, 2), "int64")  # total, recent
     return layout
 
 
@@ -163,7 +163,7 @@ class Members:
             for flags in (self._rows.reward, self._rows.is_first, self._rows.is_last, self._rows.is_terminal):
                 flags[:] = 0
         result = getattr(self, f"_{command}")(argument)
-        self._restarts[:] = [cell.restarts for cell in self._cells]
+        self._restarts[:] = [(cell.restarts.total, cell.restarts.recent) for cell in self._cells]
         return result
 
     def drain_events(self) -> list[str]:

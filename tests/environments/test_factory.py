@@ -158,6 +158,7 @@ def test_what_a_constructor_without_arguments_raises_is_said_in_a_sentence() -> 
         ({"id": "CartPole-v1", "action_repeat": 0}, "action_repeat is 0"),
         ({"id": "CartPole-v1", "time_limit": 0}, "time_limit is 0"),
         ({"id": "CartPole-v1", "max_restarts": -1}, "max_restarts is -1: it must be a whole number of at least 0"),
+        ({"id": "CartPole-v1", "worker_timeout_s": 0}, "worker_timeout_s is 0: it must be a number of seconds above 0"),
         (
             {"id": "FrozenLake-v1", "kwargs": {"map_nam": "4x4"}},
             r"does not accept kwargs {'map_nam': '4x4'}: TypeError: .*unexpected keyword argument 'map_nam'\. "
@@ -269,7 +270,7 @@ def test_a_package_that_lacks_a_dependency_says_which(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="it needs 'something_else_entirely'. Install that with `pip install"):
         make_environment(id="needs_something:Env-v0")
-    with pytest.raises(ConfigError, match="importing 'is_broken' failed: ImportError: cannot import name 'no_such_name'"):
+    with pytest.raises(ConfigError, match="importing 'is_broken' failed: ImportError: cannot import name"):
         make_environment(id="is_broken:Env-v0")
     (tmp_path / "has_a_typo.py").write_text("import gymnasium\ngymnasium.regster\n")
     with pytest.raises(ConfigError, match="importing 'has_a_typo' failed: AttributeError: .*regster"):

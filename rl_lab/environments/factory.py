@@ -92,7 +92,7 @@ def make_environment(
 def _ask_for_mask(scratch: gym.Env, plan: Blueprint) -> None:
     """Masks show themselves with the first row only: where there are none, no run should have begun."""
     with suppress(EnvironmentFault):  # errors of its own come later, where they are forgiven
-        cell = Cell(lambda: scratch, plan.observations, index=0, seed=0, max_restarts=0)
+        cell = Cell(lambda: scratch, plan.observations, index=0, seed=0, max_restarts=0, events=[])
         cell.begin(allocate_rows(plan.observations, 1), 0)
 
 
@@ -236,7 +236,7 @@ def _can_be_saved(native: Callable[[], gym.vector.VectorEnv]) -> bool:
 
 def _seconds_per_step(scratch: gym.Env, plan: Blueprint) -> float:
     """The median of a few steps after a warm-up; a failing environment counts as cheap, its errors come later."""
-    cell = Cell(lambda: scratch, plan.observations, index=0, seed=0, max_restarts=1)
+    cell = Cell(lambda: scratch, plan.observations, index=0, seed=0, max_restarts=1, events=[])
     rows = allocate_rows(plan.observations, 1)
     action = plan.actions.rows(np.zeros((1, *plan.spec.action.shape), plan.spec.action.dtype))[0]
     seconds: list[float] = []

@@ -17,9 +17,10 @@ from rl_lab.environments.lookup import find, missing_extra, newest_version, suit
 from rl_lab.environments.snapshot import layers
 from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.environments.wrappers import WRAPPERS, TimeLimit, apply_wrappers
-from rl_lab.types import ConfigError, EnvSpec, RLLabError, did_you_mean
+from rl_lab.types import ActionSpec, ConfigError, EnvSpec, RLLabError, did_you_mean
 
-SPEC_KEYS = ("labels", "solved_return", "max_episode_steps", "description")
+SPEC_KEYS = {"labels": list | tuple, "solved_return": int | float, "max_episode_steps": int, "description": str}
+SPEC_VALUES = {"labels": "a list of names", "description": "a text"}  # anything else is a number
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,7 @@ class Recipe:
 
     def build(self) -> gym.Env:
         """The environment with its wrappers, not yet reset."""
-        spec = find(self.id)
-        env = self._make(spec)
+        env = self._make(find(self.id))
         if self.action_repeat > 1:
             env = WRAPPERS["action_repeat"](env, count=self.action_repeat)
         env = apply_wrappers(env, self.wrappers)
@@ -55,8 +55,9 @@ class Recipe:
         settings = dict(self.kwargs)
         if self.time_limit is not None:
             settings["max_episode_steps"] = -1  # Gymnasium's way to say: no limit
+        needs_render = any(getattr(WRAPPERS[entry["id"]], "needs_render", False) for entry in self.wrappers)
         try:
-            if self._wants_frames() and can_render(spec):
+            if (self.render or needs_render) and can_render(spec.entry_point):
                 settings["render_mode"] = "rgb_array"
             # Our checker examines environments once, on request; Gymnasium's would do so on every step.
             return gym.make(spec, disable_env_checker=True, **settings)
@@ -75,23 +76,20 @@ class Recipe:
         reason = f"{type(error).__name__}: {error}".partition(" was raised from the environment creator")[0]
         if not self.kwargs:
             return f"environment '{self.id}' cannot be made: its constructor raised {reason}."
-        known = [*inspect.signature(_creator(spec)).parameters]
+        known = [*inspect.signature(_creator(spec.entry_point)).parameters]
         unknown = [key for key in self.kwargs if key not in known and "argument" in reason]
         hint = f"{did_you_mean(unknown[0], known)} It takes: {', '.join(known)}." if unknown else ""
         return f"environment '{self.id}' does not accept kwargs {self.kwargs}: {reason}.{hint}"
 
-    def _wants_frames(self) -> bool:
-        return self.render or any(getattr(WRAPPERS[entry["id"]], "needs_render", False) for entry in self.wrappers)
+
+def _creator(entry_point: Any) -> Any:
+    return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 
 
-def can_render(spec: GymnasiumSpec) -> bool:
+def can_render(entry_point: Any) -> bool:
     """Whether the class says that it draws RGB arrays."""
-    metadata = getattr(_creator(spec), "metadata", None)
+    metadata = getattr(_creator(entry_point), "metadata", None)
     return isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
-
-
-def _creator(spec: GymnasiumSpec) -> Any:
-    return load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
 
 
 @dataclass(frozen=True)
@@ -111,13 +109,12 @@ def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
     actions = ActionConverter(env.action_space, env_id=recipe.id)
     observations = ObservationConverter(env.observation_space, env_id=recipe.id, num_actions=actions.num_mask_entries)
     max_episode_steps, frames_per_step = _time(env)
-    registered = env.spec
     spec = EnvSpec(
         id=recipe.id,
         observation=observations.specs,
-        action=replace(actions.spec, labels=action_labels(env, _num_labels(actions))),
+        action=replace(actions.spec, labels=action_labels(env, _num_labels(actions.spec))),
         max_episode_steps=max_episode_steps,
-        solved_return=None if registered is None else registered.reward_threshold,
+        solved_return=None if env.spec is None else env.spec.reward_threshold,
         frames_per_step=frames_per_step,
         render_fps=max(1, round((env.metadata.get("render_fps") or 30) / frames_per_step)),
         description=observations.description,
@@ -125,8 +122,8 @@ def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
     return Blueprint(override_spec(spec, recipe.overrides), observations, actions)
 
 
-def _num_labels(actions: ActionConverter) -> int:
-    return len(actions.spec.sizes) if actions.spec.kind == "multi_discrete" else actions.spec.sizes[0]
+def _num_labels(action: ActionSpec) -> int:
+    return len(action.sizes) if action.kind == "multi_discrete" else action.sizes[0]
 
 
 def _time(env: gym.Env) -> tuple[int | None, int]:
@@ -144,26 +141,24 @@ def _time(env: gym.Env) -> tuple[int | None, int]:
 
 def override_spec(spec: EnvSpec, overrides: Mapping[str, Any]) -> EnvSpec:
     """Apply a user's `spec:` block."""
-    for key in overrides:
+    changes: dict[str, Any] = {}
+    for key, value in overrides.items():
         if key not in SPEC_KEYS:
             raise ConfigError(
                 f"environment.spec has no key '{key}'.{did_you_mean(key, SPEC_KEYS)} It takes: {', '.join(SPEC_KEYS)}."
             )
-    changes = {key: value for key, value in overrides.items() if value is not None and key != "labels"}
-    for key, kinds in {"max_episode_steps": int, "solved_return": (int, float), "description": str}.items():
-        if key in changes and (not isinstance(changes[key], kinds) or isinstance(changes[key], bool)):  # type: ignore[arg-type]
-            wanted = "a text" if kinds is str else "a number"
-            raise ConfigError(f"environment.spec.{key} is {changes[key]!r}: write {wanted}, or null.")
-    labels = overrides.get("labels")
+        if value is not None:
+            if not isinstance(value, SPEC_KEYS[key]) or isinstance(value, bool):
+                wanted = SPEC_VALUES.get(key, "a number")
+                raise ConfigError(f"environment.spec.{key} is {value!r}: write {wanted}, or null.")
+            changes[key] = value
+    labels = changes.pop("labels", None)
     if labels is not None:
-        if not isinstance(labels, list | tuple):
-            raise ConfigError(f"environment.spec.labels is {labels!r}: write a list of names.")
-        action = spec.action
-        expected = len(action.sizes) if action.kind == "multi_discrete" else action.sizes[0]
+        expected = _num_labels(spec.action)
         if len(labels) != expected:
             raise ConfigError(
                 f"environment.spec.labels has {len(labels)} entries, this environment has {expected} actions: "
                 f"write {expected} names."
             )
-        changes["action"] = replace(action, labels=tuple(str(label) for label in labels))
+        changes["action"] = replace(spec.action, labels=tuple(str(label) for label in labels))
     return replace(spec, **changes)

@@ -158,7 +158,7 @@ def test_what_a_constructor_without_arguments_raises_is_said_in_a_sentence() -> 
         ({"id": "CartPole-v1", "action_repeat": 0}, "action_repeat is 0"),
         ({"id": "CartPole-v1", "time_limit": 0}, "time_limit is 0"),
         ({"id": "CartPole-v1", "max_restarts": -1}, "max_restarts is -1: it must be a whole number of at least 0"),
-        ({"id": "CartPole-v1", "worker_timeout_s": 0}, "worker_timeout_s is 0: it must be a number of seconds above 0"),
+        ({"id": "CartPole-v1", "worker_timeout_s": 0}, "worker_timeout_s is 0: write a number of seconds above 0"),
         (
             {"id": "FrozenLake-v1", "kwargs": {"map_nam": "4x4"}},
             r"does not accept kwargs {'map_nam': '4x4'}: TypeError: .*unexpected keyword argument 'map_nam'\. "
@@ -345,6 +345,6 @@ def test_making_an_environment_leaves_the_processs_generators_alone() -> None:
 
     before = random.getstate(), np.random.get_state()[1].tolist()
     make_environment(id="Pendulum-v1", num_envs=4)
-    with factory.untouched_chance():
+    with factory.preserved_random_state():
         random.random(), np.random.random()
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before

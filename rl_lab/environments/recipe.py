@@ -16,7 +16,7 @@ from rl_lab.environments.labels import action_labels
 from rl_lab.environments.lookup import find, missing_extra, newest_version, suite_of
 from rl_lab.environments.snapshot import layers
 from rl_lab.environments.spaces import ObservationConverter
-from rl_lab.environments.wrappers import WRAPPERS, TimeLimit, apply_wrappers
+from rl_lab.environments.wrappers import WRAPPERS, apply_wrappers
 from rl_lab.types import ActionSpec, ConfigError, EnvSpec, RLLabError, did_you_mean
 
 SPEC_KEYS = {"labels": list | tuple, "solved_return": int | float, "max_episode_steps": int, "description": str}
@@ -43,13 +43,14 @@ class Recipe:
 
     def build(self) -> gym.Env:
         """The environment with its wrappers, not yet reset."""
-        env = self._make(find(self.id))
+        entries: list[dict[str, Any]] = [*self.wrappers]
         if self.action_repeat > 1:
-            env = WRAPPERS["action_repeat"](env, count=self.action_repeat)
-        env = apply_wrappers(env, self.wrappers)
+            entries.insert(0, {"id": "action_repeat", "count": self.action_repeat})
         if self.action_masks:
-            env = WRAPPERS["action_mask"](env)
-        return env if self.time_limit is None else TimeLimit(env, steps=self.time_limit)
+            entries.append({"id": "action_mask"})
+        if self.time_limit is not None:
+            entries.append({"id": "time_limit", "steps": self.time_limit})
+        return apply_wrappers(self._make(find(self.id)), entries)
 
     def _make(self, spec: GymnasiumSpec) -> gym.Env:
         settings = dict(self.kwargs)

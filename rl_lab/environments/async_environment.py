@@ -18,7 +18,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import forkserver
@@ -38,7 +38,7 @@ from rl_lab.environments.wrappers import WRAPPERS
 from rl_lab.types import ConfigError, EnvRows, RLLabError, StateTree
 
 WORKER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
-FAREWELL_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 OPEN: weakref.WeakSet[AsyncEnvironment] = weakref.WeakSet()
 
 
@@ -114,22 +114,17 @@ class AsyncEnvironment(VectorBase):
     def set_state(self, state: StateTree) -> None:
         self._check_state(state)
         observation = {key: np.asarray(value).copy() for key, value in state["observation"].items()}
-        plain_cells = [_without_tensors(cell) for cell in state["cells"]]
-        self._ask_all("set_state", [(plain_cells[worker.part], observation) for worker in self._workers])
+        self._ask_all("set_state", [(state["cells"][worker.part], observation) for worker in self._workers])
         self._rows = None
         if observation:
             for key, values in observation.items():
                 self._shared.rows.observation[key][...] = values
             self._rows = self._shared.rows.map(np.copy)
-            self._rows.is_last[:] = [cell["needs_reset"] for cell in plain_cells]
+            self._rows.is_last[:] = [cell["needs_reset"] for cell in state["cells"]]
 
     def render(self) -> np.ndarray | None:
         self._send(self._workers[0], "render", ())
-        try:
-            return self._receive(self._workers[0])
-        except WorkerLostError as why:
-            self._replace(0, str(why))
-            return None
+        return self._receive_or_replace(0, "render", ())
 
     def drain_events(self) -> list[str]:
         events, self._events = self._events, []
@@ -142,7 +137,7 @@ class AsyncEnvironment(VectorBase):
         for worker in self._workers:
             self._send(worker, "close", ())
         for worker in self._workers:
-            worker.end(FAREWELL_TIMEOUT_S)
+            worker.end(CLOSE_TIMEOUT_S)
 
     # --- talking to workers ---
 
@@ -183,10 +178,8 @@ class AsyncEnvironment(VectorBase):
                 self._send(self._workers[index], command, argument)
 
     def _send(self, worker: Worker, command: str, argument: Any) -> None:
-        try:
+        with suppress(OSError):  # it died meanwhile: waiting for its answer will tell
             worker.connection.send((command, argument))
-        except OSError:
-            pass  # it died meanwhile: waiting for its answer will tell
 
     def _receive(self, worker: Worker) -> Any:
         try:
@@ -194,7 +187,7 @@ class AsyncEnvironment(VectorBase):
                 raise WorkerLostError(f"did not answer for {self._timeout_s:g} s")
             kind, content, detail = worker.connection.recv()
         except (EOFError, OSError):
-            worker.process.join(FAREWELL_TIMEOUT_S)
+            worker.process.join(CLOSE_TIMEOUT_S)
             raise WorkerLostError(f"died with exit code {worker.process.exitcode}") from None
         if kind == "raise":
             raise getattr(types, content)(detail)
@@ -216,15 +209,8 @@ class AsyncEnvironment(VectorBase):
             is_lost=None if self._rows is None else (~self._rows.is_last[part]).tolist(),
             restarts=self._shared.restarts[part].tolist(),
         )
-        job = Job(
-            build,
-            part,
-            self.num_envs,
-            self.spec,
-            modules=self._recipe.modules(),
-            search_path=tuple(sys.path),
-            registered={env_id: gym.registry[env_id]} if env_id in gym.registry else {},
-        )
+        registered = {env_id: gym.registry[env_id]} if env_id in gym.registry else {}
+        job = Job(build, part, self.num_envs, self.spec, self._recipe.modules(), tuple(sys.path), registered)
         mine, theirs = self._context.Pipe()
         process = self._context.Process(
             target=work, args=(job, theirs, self._memory), name=f"environments {part.start}+"
@@ -267,18 +253,7 @@ def pickled(recipe: Recipe) -> bytes:
 
 def _seed_after(seed: int, restarts: int) -> int:
     """A replaced worker must not repeat the episodes it began with."""
-    if restarts == 0:
-        return seed
-    return int(np.random.SeedSequence([seed, restarts]).generate_state(1)[0])
-
-
-def _without_tensors(tree: Any) -> Any:
-    """Arrays where a checkpoint brought tensors, so that nothing but plain data enters the pipe."""
-    if isinstance(tree, dict):
-        return {key: _without_tensors(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_without_tensors(value) for value in tree)
-    return tree if tree is None or isinstance(tree, bool | int | float | str) else np.asarray(tree)
+    return int(np.random.SeedSequence([seed, restarts]).generate_state(1)[0]) if restarts else seed
 
 
 def _context() -> Any:

@@ -1,4 +1,4 @@
-"""Between cycles: evaluate, film dreams, log, judge the stop rules, save; each when due.
+"""Between cycles: evaluate, film dreams, log, check the stop rules, save; each when due.
 
 Everything written to metrics.jsonl is reproducible to the bit but for `wall_s`, `time/` and `system/`: only
 checkpoints may follow the clock, and saving one changes nothing that a run computes.
@@ -6,7 +6,6 @@ checkpoints may follow the clock, and saving one changes nothing that a run comp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
@@ -103,7 +102,7 @@ class Housekeeping:
     def wall_s(self) -> float:
         return self._earlier_wall_s + self.stopwatch.elapsed()
 
-    # --- told by the loop ---
+    # --- called by the loop ---
 
     def collected(self, result: CollectResult) -> None:
         self._latest.update(result.metrics)
@@ -136,23 +135,29 @@ class Housekeeping:
 
     def evaluate(self) -> None:
         """Evaluate and remember the best; it is saved at the end of the cycle, where a run can be continued."""
-        episodes = self.evaluation.episodes
-        with self.stopwatch.section("evaluation"):
-            self._evaluated = dict(self._evaluate(episodes=episodes))
+        score = self._score(self.evaluation.episodes)
         self.evaluations_done += 1
-        score = self._evaluated.get("eval/episode_return_mean")
         if score is not None:
             self.stopping.evaluated(score)
-            self._judge(score)
+
+    def _score(self, episodes: int) -> float | None:
+        with self.stopwatch.section("evaluation"):
+            self._evaluated = dict(self._evaluate(episodes=episodes))
+        score = self._evaluated.get("eval/episode_return_mean")
+        if score is not None:
+            self.last_score = score
+            if isfinite(score) and (self.best_score is None or score > self.best_score):
+                self.best_score, self._is_best_unsaved = score, True
+        return score
 
     def write_row(self) -> None:
         with self.stopwatch.section("logging"):
-            finished = self.scheduler.finished
+            index, fraction = self._place()
             values: Metrics = {
                 **self._latest,
                 **self._evaluated,
-                "train/phase_index": min(self.scheduler.index, len(self.scheduler.phases) - 1),
-                "train/phase_fraction": 1.0 if finished else self.scheduler.fraction(),
+                "train/phase_index": index,
+                "train/phase_fraction": fraction,
                 **self._usage(self.scheduler.run_fraction()),
             }
             self._evaluated = {}
@@ -161,14 +166,19 @@ class Housekeeping:
         self._refuse_broken(self.logger.last_non_finite)
 
     def show_progress(self) -> None:
-        index = min(self.scheduler.index, len(self.scheduler.phases) - 1)
-        name, count = self.scheduler.phases[index].name, len(self.scheduler.phases)
-        fraction = 1.0 if self.scheduler.finished else self.scheduler.fraction()
-        self._display.update_progress(fraction, name, index, count)
+        index, fraction = self._place()
+        phases = self.scheduler.phases
+        self._display.update_progress(fraction, phases[index].name, index, len(phases))
+
+    def _place(self) -> tuple[int, float]:
+        """The phase under way and how much of it is done; after the last one, its end."""
+        if self.scheduler.finished:
+            return len(self.scheduler.phases) - 1, 1.0
+        return self.scheduler.index, self.scheduler.fraction()
 
     def save(self) -> None:
         """Save a checkpoint now; only between cycles, and never of weights that an update has broken."""
-        self._refuse_broken(name for name, value in self._learnt.items() if not math.isfinite(value))
+        self._refuse_broken(name for name, value in self._learnt.items() if not isfinite(value))
         is_best, self._is_best_unsaved = self._is_best_unsaved, False
         with self.stopwatch.section("checkpoint"):
             self._save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
@@ -184,12 +194,8 @@ class Housekeeping:
         if self.evaluation.final_episodes > 0:
             self.save()  # before the evaluation, which may be interrupted
             self.is_ending = True
-            with self.stopwatch.section("evaluation"):
-                self._evaluated = dict(self._evaluate(episodes=self.evaluation.final_episodes))
+            self._score(self.evaluation.final_episodes)
             self.is_ending = False
-            score = self._evaluated.get("eval/episode_return_mean")
-            if score is not None:
-                self._judge(score)
             self.write_row()
         self.is_final = True
         self.save()
@@ -201,13 +207,6 @@ class Housekeeping:
                 f"{broken[0]} is not finite at {self.counts.agent_steps:,} agent steps, so learning stopped; the last "
                 "checkpoint is from before. Try a smaller learning rate or `max_grad_norm` of its optimizer."
             )
-
-    def _judge(self, score: float) -> None:
-        self.last_score = score
-        if not isfinite(score):
-            return  # a score that is no number is nobody's best
-        if self.best_score is None or score > self.best_score:
-            self.best_score, self._is_best_unsaved = score, True
 
     def get_state(self) -> StateTree:
         return {

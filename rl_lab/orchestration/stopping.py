@@ -21,7 +21,7 @@ class StopRules:
 
 
 class Stopping:
-    """Judges the latest numbers against the rules; the answer is a sentence or None."""
+    """Compares the latest numbers with the rules; the answer is a sentence or None."""
 
     def __init__(self, rules: StopRules) -> None:
         self.rules = rules

@@ -71,8 +71,11 @@ class DeepMindControl(gym.Env):
     ) -> None:
         _check_settings(f"dmc/{domain}_{task}", observation, size)
         prepare_headless()
+        import mujoco
         from dm_control import suite
 
+        # All that the simulator's next step depends on, its solver's starting point included.
+        self._everything = int(mujoco.mjtState.mjSTATE_INTEGRATION)
         self.render_mode = render_mode
         self.observation_kind, self.size, self.is_detailed = observation, size, is_detailed
         # The seed is for what a model draws once (lqr's stiffness): every copy is the same system.
@@ -177,7 +180,7 @@ class DeepMindControl(gym.Env):
     def get_state(self) -> dict[str, Any]:
         """The simulator's state, the task's generator and attributes, and what the episode changed in the model."""
         return {
-            "physics": self.physics.get_state(_everything()),
+            "physics": self.physics.get_state(self._everything),
             "random": self.task.random.get_state(legacy=False),
             "task": {name: value for name, value in vars(self.task).items() if _is_plain(value)},
             "model": {
@@ -196,7 +199,7 @@ class DeepMindControl(gym.Env):
         vars(self.task).update(state["task"])
         self.task.random.set_state(state["random"])
         mujoco.mj_resetData(model, data)
-        self.physics.set_state(state["physics"], _everything())
+        self.physics.set_state(state["physics"], self._everything)
         mujoco.mj_step1(model, data)  # what depends on position and velocity; a step begins behind it
         if self._views:
             with self.physics.contexts.gl.make_current() as context:
@@ -219,13 +222,6 @@ def _check_settings(env_id: str, observation: str, size: int) -> None:
         )
     if not isinstance(size, int) or size < 1:
         raise ConfigError(f"environment.kwargs.size of '{env_id}' is {size!r}: write a number of pixels, such as 64.")
-
-
-def _everything() -> int:
-    """All that the simulator's next step depends on, its solver's first guess included."""
-    import mujoco
-
-    return int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
 def _is_plain(value: Any) -> bool:

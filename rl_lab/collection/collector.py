@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from math import isfinite
 from typing import Any, Protocol
 
@@ -36,24 +37,19 @@ class RowStore(Protocol):
     def set_pending(self, row: Batch) -> None: ...
 
 
+@dataclass(eq=False)
 class Collector:
     """Holds the environments, the pending time step that nobody has answered yet, and the policy's state."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        buffers: Mapping[str, RowStore],
-        *,
-        device: torch.device,
-        stopwatch: Stopwatch,
-        report: Callable[[str], None] = lambda sentence: None,
-    ) -> None:
-        self.environment = environment
-        self.buffers = buffers
-        self.device = device
-        self.stopwatch = stopwatch
-        self.report = report
-        self.episodes = EpisodeTracker(environment.num_envs)
+    environment: Environment
+    buffers: Mapping[str, RowStore]
+    _: KW_ONLY
+    device: torch.device
+    stopwatch: Stopwatch
+    report: Callable[[str], None] = lambda sentence: None
+
+    def __post_init__(self) -> None:
+        self.episodes = EpisodeTracker(self.environment.num_envs)
         self.restarts = 0
         self._pending: EnvRows | None = None
         self._time_step: TimeStep | None = None  # the pending row as tensors: a buffer knows it again by its memory

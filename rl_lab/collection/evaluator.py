@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,23 +27,18 @@ class Recording:
     episode_return: float
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Every evaluation of a run starts from the same environment states, so scores differ by the policy alone."""
 
-    def __init__(
-        self,
-        make_environment: Callable[[], Environment],
-        *,
-        make_render_environment: Callable[[], Environment],
-        device: torch.device,
-        timeout_steps: int | None = None,
-    ) -> None:
-        self._make_environment = make_environment
-        self._make_render_environment = make_render_environment
-        self._environment: Environment | None = None
+    make_environment: Callable[[], Environment]
+    _: KW_ONLY
+    make_render_environment: Callable[[], Environment]
+    device: torch.device
+    timeout_steps: int | None = None  # agent steps; None: the environment's limit
+
+    def __post_init__(self) -> None:
         self._start: tuple[StateTree, EnvRows] | None = None
-        self.device = device
-        self.timeout_steps = timeout_steps
 
     def evaluate(self, policy: Policy, *, episodes: int) -> Metrics:
         """Return and length statistics of `episodes` episodes; cut ones count with their return so far."""
@@ -109,7 +105,7 @@ class Evaluator:
 
     def record_episodes(self, policy: Policy, *, episodes: int, max_frames: int = 2000) -> list[Recording]:
         """Render episodes in an environment of their own, each cut after `max_frames`."""
-        environment = self._make_render_environment()
+        environment = self.make_render_environment()
         recordings: list[Recording] = []
         try:
             rows = environment.reset()
@@ -136,23 +132,21 @@ class Evaluator:
             answer = policy(to_time_step(rows, self.device), state, mode="eval")
         return environment.step(answer.action.cpu().numpy()), answer.state
 
-    @property
+    @cached_property
     def environment(self) -> Environment:
         """The evaluation environments, made when first needed."""
-        if self._environment is None:
-            self._environment = self._make_environment()
-        return self._environment
+        return self.make_environment()
 
     def _begin(self) -> tuple[Environment, EnvRows]:
-        environment = self.environment
         if self._start is None:
-            rows = environment.reset()
-            self._start = (environment.get_state(), rows)
+            rows = self.environment.reset()
+            self._start = (self.environment.get_state(), rows)
         else:
-            environment.set_state(self._start[0])
-        return environment, self._start[1]
+            self.environment.set_state(self._start[0])
+        return self.environment, self._start[1]
 
     def close(self) -> None:
-        if self._environment is not None:
-            self._environment.close()
-            self._environment, self._start = None, None
+        if "environment" in vars(self):
+            self.environment.close()
+            del self.environment
+            self._start = None

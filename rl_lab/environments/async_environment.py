@@ -30,7 +30,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_lab import types
-from rl_lab.environments.cell import Cells
+from rl_lab.environments.cell import Cells, drained
 from rl_lab.environments.recipe import Blueprint, Recipe
 from rl_lab.environments.vector import VectorBase
 from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, shared_layout, work
@@ -127,8 +127,7 @@ class AsyncEnvironment(VectorBase):
         return self._receive_or_replace(0, "render", ())
 
     def drain_events(self) -> list[str]:
-        events, self._events = self._events, []
-        return events
+        return drained(self._events)
 
     def close(self) -> None:
         if self._is_closed:

@@ -45,42 +45,32 @@ class Progress(Protocol):
     def update_progress(self, fraction: float, phase_name: str, phase_index: int, phase_count: int) -> None: ...
 
 
+@dataclass(kw_only=True, eq=False)
 class Housekeeping:
     """Everything around the loop that is not learning."""
 
-    def __init__(
-        self,
-        *,
-        scheduler: PhaseScheduler,
-        logger: MetricLogger,
-        evaluate: Callable[..., Metrics],
-        save_checkpoint: SaveCheckpoint,
-        usage: Callable[[float], Metrics],
-        display: Progress,
-        stopwatch: Stopwatch,
-        log_cadence: Cadence,
-        checkpoint_cadence: Cadence,
-        evaluation: EvaluationPlan,
-        stop_rules: StopRules,
-        films: FilmPlan | None = None,
-        on_save: Callable[[Housekeeping], None] = lambda housekeeping: None,
-    ) -> None:
-        self.scheduler = scheduler
-        self.logger = logger
-        self._evaluate = evaluate
-        self._save_checkpoint = save_checkpoint
-        self._usage = usage
-        self._display = display
-        self.stopwatch = stopwatch
-        self.evaluation = evaluation
-        self.stopping = Stopping(stop_rules)
-        self.films = films or FilmPlan()
-        self._on_save = on_save
+    scheduler: PhaseScheduler
+    logger: MetricLogger
+    evaluate: Callable[..., Metrics]
+    save_checkpoint: SaveCheckpoint
+    usage: Callable[[float], Metrics]
+    display: Progress
+    stopwatch: Stopwatch
+    log_cadence: Cadence
+    checkpoint_cadence: Cadence
+    evaluation: EvaluationPlan
+    stop_rules: StopRules
+    films: FilmPlan | None = None
+    on_save: Callable[[Housekeeping], None] = lambda housekeeping: None
+
+    def __post_init__(self) -> None:
+        self.stopping = Stopping(self.stop_rules)
+        self._films = self.films or FilmPlan()
         self._marks = {
-            "log": DueMarks(log_cadence),
-            "checkpoint": DueMarks(checkpoint_cadence),
-            "evaluation": DueMarks(evaluation.cadence),
-            "film": DueMarks(self.films.cadence),
+            "log": DueMarks(self.log_cadence),
+            "checkpoint": DueMarks(self.checkpoint_cadence),
+            "evaluation": DueMarks(self.evaluation.cadence),
+            "film": DueMarks(self._films.cadence),
         }
         self._latest: Metrics = {}  # newest statistics of finished episodes
         self._evaluated: Metrics = {}  # evaluation results not yet written
@@ -115,10 +105,10 @@ class Housekeeping:
         """Do what is due; a sentence when a stop rule ends the run."""
         counts, session_s = self.counts, self.stopwatch.elapsed()
         if counts.agent_steps >= self.evaluation.warmup_steps and self._marks["evaluation"].due(counts, session_s):
-            self.evaluate()
+            self.evaluate_now()
         if self._marks["film"].due(counts, session_s):
             with self.stopwatch.section("evaluation"):
-                self.films.film(counts)
+                self._films.film(counts)
         is_log_due = self._marks["log"].due(counts, session_s)
         reason = self.stopping.reason(
             counts,
@@ -133,7 +123,7 @@ class Housekeeping:
             self.save()
         return reason
 
-    def evaluate(self) -> None:
+    def evaluate_now(self) -> None:
         """Evaluate and remember the best; it is saved at the end of the cycle, where a run can be continued."""
         score = self._score(self.evaluation.episodes)
         self.evaluations_done += 1
@@ -142,7 +132,7 @@ class Housekeeping:
 
     def _score(self, episodes: int) -> float | None:
         with self.stopwatch.section("evaluation"):
-            self._evaluated = dict(self._evaluate(episodes=episodes))
+            self._evaluated = dict(self.evaluate(episodes=episodes))
         score = self._evaluated.get("eval/episode_return_mean")
         if score is not None:
             self.last_score = score
@@ -151,38 +141,29 @@ class Housekeeping:
         return score
 
     def write_row(self) -> None:
+        phases, is_over = self.scheduler.phases, self.scheduler.finished
+        index = len(phases) - 1 if is_over else self.scheduler.index
+        fraction = 1.0 if is_over else self.scheduler.fraction()
         with self.stopwatch.section("logging"):
-            index, fraction = self._place()
             values: Metrics = {
                 **self._latest,
                 **self._evaluated,
                 "train/phase_index": index,
                 "train/phase_fraction": fraction,
-                **self._usage(self.scheduler.run_fraction()),
+                **self.usage(self.scheduler.run_fraction()),
             }
             self._evaluated = {}
-            self.show_progress()
+            self.display.update_progress(fraction, phases[index].name, index, len(phases))
             self.logger.write(self.counts, wall_s=self.wall_s, values=values)
         self._refuse_broken(self.logger.last_non_finite)
-
-    def show_progress(self) -> None:
-        index, fraction = self._place()
-        phases = self.scheduler.phases
-        self._display.update_progress(fraction, phases[index].name, index, len(phases))
-
-    def _place(self) -> tuple[int, float]:
-        """The phase under way and how much of it is done; after the last one, its end."""
-        if self.scheduler.finished:
-            return len(self.scheduler.phases) - 1, 1.0
-        return self.scheduler.index, self.scheduler.fraction()
 
     def save(self) -> None:
         """Save a checkpoint now; only between cycles, and never of weights that an update has broken."""
         self._refuse_broken(name for name, value in self._learnt.items() if not isfinite(value))
         is_best, self._is_best_unsaved = self._is_best_unsaved, False
         with self.stopwatch.section("checkpoint"):
-            self._save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
-            self._on_save(self)
+            self.save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
+            self.on_save(self)
 
     def finish(self, reason: str | None) -> None:
         """The last evaluation, row and checkpoint; once per run, even when this part is interrupted and resumed."""

@@ -282,7 +282,7 @@ class TestNativeFaults:
 def test_an_environment_that_cannot_be_built_again_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     environment: Any = make_environment(id=FAULTY, vectorization="sync", kwargs={"raise_at": 1})
     environment.reset()
-    monkeypatch.setattr(environment._cells.members[0], "_build", lambda: 1 / 0)
+    monkeypatch.setattr(environment._cells.members[0], "build", lambda: 1 / 0)
     with pytest.raises(EnvironmentFault, match="environment 0 could not be built again: ZeroDivisionError"):
         environment.step(np.zeros(1, np.int64))
 

@@ -39,7 +39,7 @@ class RowStore(Protocol):
 
 @dataclass(eq=False)
 class Collector:
-    """Holds the environments, the pending time step that nobody has answered yet, and the policy's state."""
+    """Holds the environments, the pending time step (no action yet), and the policy's state."""
 
     environment: Environment
     buffers: Mapping[str, RowStore]
@@ -52,10 +52,10 @@ class Collector:
         self.episodes = EpisodeTracker(self.environment.num_envs)
         self.restarts = 0
         self._pending: EnvRows | None = None
-        self._time_step: TimeStep | None = None  # the pending row as tensors: a buffer knows it again by its memory
+        self._time_step: TimeStep | None = None  # the pending row as tensors: a buffer recognises it by its memory
         self._policy_state: Any = None
         self._controller: str | None = None
-        self._without_graph = torch.inference_mode()  # entered again for every answer: making one takes longer
+        self._without_graph = torch.inference_mode()  # entered again for every action: making one takes longer
 
     def collect(self, policy: Policy, *, phase: Phase) -> CollectResult:
         """Answer `phase.collect_steps` rows of every environment and store them in the phase's buffer."""
@@ -72,16 +72,16 @@ class Collector:
         for _ in range(phase.collect_steps):
             before = clock()
             with self._without_graph:
-                answer = policy(time_step, self._policy_state, mode="train")
+                policy_step = policy(time_step, self._policy_state, mode="train")
             between = clock()
             row = row_of(time_step)
-            row["action"] = answer.action
-            row.update(answer.extras)
+            row["action"] = policy_step.action
+            row.update(policy_step.extras)
             buffer.add(row)
-            self._policy_state = answer.state
+            self._policy_state = policy_step.state
             agent_steps += len(pending.is_last) - int(np.count_nonzero(pending.is_last))
             waiting = clock()
-            action = answer.action.cpu().numpy()  # a GPU first finishes the updates that are still queued on it
+            action = policy_step.action.cpu().numpy()  # a GPU first finishes the updates that are still queued on it
             start = clock()
             pending = self.environment.step(action)
             environment_s += clock() - start

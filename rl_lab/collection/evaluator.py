@@ -92,10 +92,10 @@ class Evaluator:
         for _ in range(length):
             time_step = to_time_step(rows, self.device)
             with torch.inference_mode():
-                answer = policy(time_step, state, mode="eval")
-            row = {**row_of(time_step), "action": answer.action}
+                policy_step = policy(time_step, state, mode="eval")
+            row = {**row_of(time_step), "action": policy_step.action}
             kept.append({key: values.clone() for key, values in row.items()})  # environments may reuse their memory
-            rows, state = environment.step(answer.action.cpu().numpy()), answer.state
+            rows, state = environment.step(policy_step.action.cpu().numpy()), policy_step.state
         return {key: torch.stack([row[key] for row in kept], dim=1) for key in kept[0]}
 
     def record(self, policy: Policy, *, max_frames: int = 2000) -> Recording | None:
@@ -129,8 +129,8 @@ class Evaluator:
 
     def _advance(self, policy: Policy, environment: Environment, rows: EnvRows, state: Any) -> tuple[EnvRows, Any]:
         with torch.inference_mode():
-            answer = policy(to_time_step(rows, self.device), state, mode="eval")
-        return environment.step(answer.action.cpu().numpy()), answer.state
+            policy_step = policy(to_time_step(rows, self.device), state, mode="eval")
+        return environment.step(policy_step.action.cpu().numpy()), policy_step.state
 
     @cached_property
     def environment(self) -> Environment:

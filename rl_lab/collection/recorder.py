@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 class EpisodeRecorder:
     """Takes exactly `steps` agent steps, or `episodes` whole episodes, as many from each environment.
 
-    What a policy keeps beside its action (log_prob, value, latents) is its own affair and left out. Continuous actions
+    What a policy keeps beside its action (log_prob, value, latents) is left out. Continuous actions
     are stored as the environment took them: clipped to [-1, 1] where it has bounds.
     """
 
@@ -83,7 +83,7 @@ class EpisodeRecorder:
         self._is_closing = self._steps is not None and self.agent_steps == self._steps
 
     def set_pending(self, row: Batch) -> None:
-        """The Collector tells this row again when it is answered; only a last one is taken unanswered."""
+        """The Collector adds this row again with its action; only the very last one is stored without."""
         if self._is_closing:
             self.add({**row, "action": torch.from_numpy(np.zeros_like(self._rows[-1]["action"]))})
 
@@ -98,7 +98,7 @@ class EpisodeRecorder:
             self.is_full = not self._quota.any()
         under_way = self._begin[self._begin >= 0]
         keep_from = int(under_way.min()) if len(under_way) else time + 1
-        del self._rows[: max(0, keep_from - self._first_time - 1)]  # the newest row stays: its action tells the shape
+        del self._rows[: max(0, keep_from - self._first_time - 1)]  # the newest row stays: its action has the shape
         self._first_time = time + 1 - len(self._rows)
 
     def _finish(self, env_index: int) -> None:
@@ -120,7 +120,7 @@ class EpisodeRecorder:
     def _episode(self, env_index: int) -> Arrays:
         rows = self._rows[self._begin[env_index] - self._first_time :]
         episode = {key: np.stack([row[key][env_index] for row in rows]) for key in self._keys}
-        episode["action"][-1] = 0  # nobody is asked there
+        episode["action"][-1] = 0  # no action is taken there
         self._begin[env_index] = -1
         self._done.append(episode)
         self.num_rows += len(rows)

@@ -162,7 +162,9 @@ class AsyncEnvironment(VectorBase):
         for index, argument in enumerate(arguments):
             try:
                 answers.append(self._receive_or_replace(index, command, argument))
-            except RLLabError as error:  # the others are heard first, or their answers would meet the next question
+            except (
+                RLLabError
+            ) as error:  # the others' answers are received first, or they would be taken for the next ones
                 errors.append(error)
         if errors:
             raise errors[0]

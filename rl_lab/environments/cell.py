@@ -279,7 +279,7 @@ class Cells:
     def reset(self, rows: EnvRows) -> list[int]:
         for i, cell in enumerate(self.members):
             cell.begin(rows, i)
-        return []  # as `step`: nobody failed
+        return []  # as `step`: none failed
 
     def step(self, action: np.ndarray, rows: EnvRows) -> list[int]:
         """Fill `rows`; the places of those that failed, whose last observation is to be repeated."""

@@ -1,4 +1,4 @@
-"""Tells the author of an environment exactly what is wrong with it, and what to write instead.
+"""Finds what is wrong with an environment, and says what to write instead.
 
 for finding in check_environment(lambda: MyEnv()):
     print(finding.level, finding.what, finding.cure)

@@ -131,7 +131,7 @@ def preserved_random_state() -> Iterator[None]:
 
 
 def is_debugged() -> bool:
-    """A debugger cannot follow into subprocesses. Coverage tools trace too, but follow nobody."""
+    """A debugger cannot follow into subprocesses. Coverage tools trace too, but step through nothing."""
     if "debugpy" in sys.modules or "pydevd" in sys.modules:
         return True
     trace = sys.gettrace()

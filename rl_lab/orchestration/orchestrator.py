@@ -1,4 +1,4 @@
-"""The loop: collect, update, keep house, until the phases end. It knows no algorithm.
+"""The loop: collect, update, evaluate, log and save when due, until the phases end. It knows no algorithm.
 
 cycle of a phase   online      collect -> as many update passes as are due
                    offline     one update pass
@@ -65,7 +65,7 @@ class Orchestrator:
         return "finished"
 
     def _forget_foreign_rows(self, controller: str | None) -> None:
-        """An on-policy workflow learns nothing from rows that somebody else collected in the phase before."""
+        """An on-policy workflow learns nothing from rows that another controller collected in the phase before."""
         is_other = not self.scheduler.finished and self.scheduler.current().controller != controller
         if is_other and self.workflow.is_on_policy:
             for buffer in self.buffers.values():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rl_lab.types import Counts, StateTree
 
-EPISODE_WINDOW = 100  # episodes behind collect/episode_return_mean
+EPISODE_WINDOW = 100  # episodes in collect/episode_return_mean
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class DeepMindControl(gym.Env):
         self._prepare_drawing()
         self._views: dict[int, Any] = {}
         self._model_as_built = {name: array.copy() for name, array in self._model_arrays().items()}
-        self.is_observed = True  # ActionRepeat turns it off for the frames that nobody looks at
+        self.is_observed = True  # ActionRepeat turns it off for frames that are not observed
         self.action_space = self._action_space()
         self.action_labels = tuple(self.physics.model.id2name(i, "actuator") for i in range(self.physics.model.nu))
         self.observation_space = self._observation_space()

@@ -9,6 +9,11 @@ import numpy as np
 from rl_lab.types import EnvRows, Episode, Metrics, StateTree
 
 
+def episode_quota(episodes: int, num_envs: int) -> np.ndarray:
+    """How many episodes each environment plays: as many as any other, or one more."""
+    return episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
+
+
 class EpisodeTracker:
     """Adds up rewards per environment; a time step that says is_last finishes an episode."""
 

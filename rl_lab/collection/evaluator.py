@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rl_lab.collection.collector import Policy, row_of, to_time_step
-from rl_lab.collection.episodes import EpisodeTracker
+from rl_lab.collection.episodes import EpisodeTracker, episode_quota
 from rl_lab.environments.base import Environment
 from rl_lab.types import Batch, EnvRows, Episode, Metrics, StateTree
 
@@ -62,8 +62,7 @@ class Evaluator:
         episode ends is ignored; when nothing else is being played, all environments are reset.
         """
         environment, rows = self._begin()
-        quota = np.full(environment.num_envs, episodes // environment.num_envs)
-        quota[: episodes % environment.num_envs] += 1
+        quota = episode_quota(episodes, environment.num_envs)
         limit = self.timeout_steps or environment.spec.max_episode_steps or DEFAULT_TIMEOUT_STEPS
         tracker = EpisodeTracker(environment.num_envs)
         is_cut = np.zeros(environment.num_envs, bool)  # the episode under way was cut

@@ -12,6 +12,7 @@ from typing import Any
 
 from rl_lab.types import ConfigError, Counts, Phase, Progress, StateTree, did_you_mean
 
+TYPES = ("online", "offline", "eval_only")
 DURATIONS = {"duration_steps": "agent_steps", "duration_updates": "updates", "duration_cycles": None}
 
 
@@ -34,11 +35,9 @@ def make_phase(settings: dict[str, Any], *, place: str) -> Phase:
 
 
 def _check(phase: Phase, place: str) -> None:
-    if phase.type not in ("online", "offline", "eval_only"):
-        raise ConfigError(
-            f"{place}.type is '{phase.type}'.{did_you_mean(phase.type, ['online', 'offline', 'eval_only'])} "
-            "Allowed: online, offline, eval_only."
-        )
+    if phase.type not in TYPES:
+        hint = did_you_mean(phase.type, TYPES)
+        raise ConfigError(f"{place}.type is '{phase.type}'.{hint} Allowed: {', '.join(TYPES)}.")
     chosen = [name for name in DURATIONS if getattr(phase, name) is not None]
     if not chosen:
         raise ConfigError(
@@ -46,9 +45,9 @@ def _check(phase: Phase, place: str) -> None:
         )
     if len(chosen) > 1:
         raise ConfigError(f"Phase '{phase.name}' sets {' and '.join(chosen)}: keep the one that should end it.")
-    for name in chosen:
-        if not _is_whole(getattr(phase, name)) or getattr(phase, name) < 1:
-            raise ConfigError(f"{place}.{name} is {getattr(phase, name)!r}: write a whole number of at least 1.")
+    duration = getattr(phase, chosen[0])
+    if not _is_whole(duration) or duration < 1:
+        raise ConfigError(f"{place}.{chosen[0]} is {duration!r}: write a whole number of at least 1.")
     if not _is_whole(phase.collect_steps):
         raise ConfigError(f"{place}.collect_steps is {phase.collect_steps!r}: write a whole number.")
     if phase.type == "online" and phase.collect_steps < 1:
@@ -56,21 +55,16 @@ def _check(phase: Phase, place: str) -> None:
             f"{place}.collect_steps is {phase.collect_steps}: an online phase collects at least 1 row per "
             "environment and cycle (or write `type: offline`)."
         )
+    never = None
     if phase.type != "online" and phase.duration_steps is not None:
-        raise ConfigError(
-            f"Phase '{phase.name}' is {phase.type} and takes no agent steps, so duration_steps never ends it: "
-            "set duration_updates or duration_cycles."
-        )
-    _check_updates(phase, place)
-
-
-def _check_updates(phase: Phase, place: str) -> None:
-    if phase.duration_updates is not None and phase.type == "eval_only":
-        raise ConfigError(
-            f"Phase '{phase.name}' only evaluates, so duration_updates never ends it: set duration_cycles."
-        )
-    if phase.duration_updates is not None and not phase.workflow_hooks:
-        raise ConfigError(f"Phase '{phase.name}' has no workflow_hooks, so duration_updates never ends it.")
+        never = f"is {phase.type} and takes no agent steps, so duration_steps never ends it: set duration_cycles"
+        never += " or duration_updates." if phase.type == "offline" else "."
+    elif phase.duration_updates is not None and phase.type == "eval_only":
+        never = "only evaluates, so duration_updates never ends it: set duration_cycles."
+    elif phase.duration_updates is not None and not phase.workflow_hooks:
+        never = "has no workflow_hooks, so duration_updates never ends it."
+    if never is not None:
+        raise ConfigError(f"Phase '{phase.name}' {never}")
     ratio = phase.updates_per_step
     if ratio is not None and (not isinstance(ratio, int | float) or not 0 < ratio < float("inf")):
         raise ConfigError(f"{place}.updates_per_step is {ratio!r}: write a number above 0, or null.")

@@ -14,13 +14,13 @@ from rl_lab.config.files import PACKAGE_CONFIGS
 from rl_lab.environments import make_environment
 from rl_lab.environments.catalog import describe, list_environments
 from rl_lab.environments.checker import check_environment
-from rl_lab.environments.dmc import DOMAINS
 from rl_lab.environments.rendering import prepare_headless
+from rl_lab.environments.suites.dmc import DOMAINS
 from rl_lab.types import ConfigError
 from rl_lab.utils import tree
 
-from .helpers import as_tree, play
-from .test_snapshot import continues_identically
+from ..helpers import as_tree, play
+from ..test_snapshot import continues_identically
 
 prepare_headless()
 suite = pytest.importorskip("dm_control.suite", reason="needs pip install 'rl-lab[dmc]'")
@@ -53,8 +53,8 @@ def test_every_task_of_the_suite_is_listed_and_has_a_config() -> None:
 def test_rows_are_those_of_dm_control_with_repeats_added_up() -> None:
     environment = make("walker_walk", action_repeat=2)
     rows = play(environment, steps=5, seed=0)
-    reference = environment._cells[0].env.unwrapped  # the same task, taken back to the episode's seed
-    reference.reset(seed=environment._cells[0]._episode_seed)
+    reference = environment._cells.members[0].env.unwrapped  # the same task, taken back to the episode's seed
+    reference.reset(seed=environment._cells.members[0]._episode_seed)
     from dm_control.rl.control import Environment
 
     original = Environment(reference.physics, reference.task, n_sub_steps=reference.frames_per_control)
@@ -179,7 +179,7 @@ def test_an_end_between_repeats_shows_the_last_frame() -> None:
 def test_frames_in_between_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = make("walker_walk", kwargs={"observation": "pixels"}, action_repeat=4)
     environment.reset()
-    base = environment._cells[0].env.unwrapped
+    base = environment._cells.members[0].env.unwrapped
     drawn: list[int] = []
     real: Callable[[int], np.ndarray] = base._draw
     monkeypatch.setattr(base, "_draw", lambda size: drawn.append(size) or real(size))
@@ -205,7 +205,7 @@ def test_videos_are_larger_than_observations() -> None:
             {"observation": "pixel"},
             "observation of 'dmc/walker_walk' is 'pixel'. Did you mean 'pixels'.* state, pixels",
         ),
-        ({"size": 0}, "size of 'dmc/walker_walk' is 0: write a number of pixels, such as 64"),
+        ({"size": 0}, "size of 'dmc/walker_walk' is 0: write a number of pixels, say 64"),
         ({"camera": "sid"}, r"camera is 'sid' but 'dmc/walker_walk' has the cameras 0 \(side\), 1 \(back\).*'side'"),
         ({"camera": 2}, "camera is 2 but"),
         ({"colour": 1}, "does not accept kwargs {'colour': 1}"),

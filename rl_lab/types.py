@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:  # only names in annotations: commands that train nothing start without torch
     from collections.abc import Callable
@@ -247,6 +247,18 @@ class Progress:
     run: Counts = field(default_factory=Counts)
     phase: Counts = field(default_factory=Counts)
     cycles: int = 0  # collect-and-update rounds of the current phase
+
+
+class ScheduledNumber(Protocol):
+    """A number that changes over a run, such as `linear(0.4, 1.0)` (rl_lab.training.schedules)."""
+
+    @property
+    def start(self) -> float: ...
+
+    @property
+    def end(self) -> float | None: ...
+
+    def __call__(self, progress: Progress) -> float: ...
 
 
 @dataclass(frozen=True)

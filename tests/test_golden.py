@@ -63,7 +63,7 @@ CASES = {
         *("training.phases.train.updates_per_step=1.0", *DQN),
     ],
     "dqn_categorical": ["dqn_cartpole", *DQN],
-    "dqn_rainbow": ["dqn_cartpole_rainbow", *DQN],
+    "dqn_rainbow": ["dqn_cartpole_rainbow", "buffers.replay.beta=0.4", *DQN],
     "dqn_quantiles_masked": ["rl_lab/MaskedChain-v0:dqn", "q_values=quantile", *DQN],
     "dqn_pixels": ["rl_lab/PixelCatch-v0:dqn", "buffers.replay.batch_size=16", *DQN],
     "sac": ["sac_pendulum", *SAC],

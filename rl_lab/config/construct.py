@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rl_lab.training.schedules import Schedule, parse_number
-from rl_lab.types import ConfigError, did_you_mean
+from rl_lab.types import ConfigError, ScheduledNumber, did_you_mean
 
 OWN_PACKAGES = ("rl_lab", "torch")
 TORCH_HOMES = ("torch.nn.", "torch.optim.")
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Schedule: "a schedule"}
+SCHEDULES = (Schedule, ScheduledNumber)
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+WORDS |= dict.fromkeys(SCHEDULES, "a schedule")
 PART_KEYS = {"input": "input_size", "target": "target_size"}  # `input: encoder` hands that part's output_size over
 
 
@@ -131,7 +133,7 @@ def call_checked(
 def checked_value(value: Any, annotation: Any, *, place: str) -> Any:
     """The value as the annotation wants it (schedules parsed, lists as tuples where asked), or a ConfigError."""
     options = _options(annotation)
-    if Schedule in options and not isinstance(value, bool | None):
+    if any(schedule in options for schedule in SCHEDULES) and not isinstance(value, bool | None):
         return parse_number(value, place)
     for option in options:
         fits, converted = _fit(value, option, place)

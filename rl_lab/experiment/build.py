@@ -21,7 +21,7 @@ from torch import nn
 
 from rl_lab.buffers.base import Buffer
 from rl_lab.buffers.budget import predict
-from rl_lab.buffers.row_log import KeepsFiles
+from rl_lab.buffers.storage.row_log import KeepsFiles
 from rl_lab.collection.collector import Collector
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.construct import PART_KEYS, call_checked, construct, import_plugins
@@ -418,7 +418,7 @@ def _saver(run: RunDirectory | None, block: CheckpointBlock, targets: dict[str, 
         with readable_disk_errors(run.path / _REPLAY, run_id=run.id):
             state = gather_state(targets)
         external = [
-            ExternalFile("buffers", f"{_REPLAY}/{name}/{named.file}", named.bytes, named.crc32)
+            ExternalFile("buffers", f"{_REPLAY}/{name}/{named.file}", named.blocks)
             for name, buffer in buffers.items()
             for named in buffer.named_files()
         ]

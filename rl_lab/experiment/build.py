@@ -35,12 +35,14 @@ from rl_lab.config.schema import (
 )
 from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
+from rl_lab.experiment.plans import make_plans
 from rl_lab.kernels.door import listen
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.metrics.system import SystemUsage
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.time_split import TimeSplit
 from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
+from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.housekeeping import FilmPlan, Housekeeping
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler, total_steps
@@ -308,7 +310,7 @@ def _assemble(
     for sentence in predict(buffers, environment.spec, extra_bytes_per_row=agent.workflow.extra_bytes_per_row):
         logger.message(sentence)
     scheduler = PhaseScheduler(settings.phases)
-    time_split = TimeSplit(stopwatch)
+    time_split, plans = TimeSplit(stopwatch), make_plans(settings)
     targets: dict[str, Any] = {}
     housekeeping = Housekeeping(
         scheduler=scheduler,
@@ -318,11 +320,11 @@ def _assemble(
         usage=_usage(time_split, stopwatch, scheduler),
         display=display,
         stopwatch=stopwatch,
-        log_cadence=settings.logging.cadence(),
-        checkpoint_cadence=settings.checkpoint.cadence(),
-        evaluation=settings.evaluation.plan(),
-        stop_rules=settings.stop,
-        films=_film_plan(run, settings.evaluation, agent, evaluator),
+        log_cadence=plans.log,
+        checkpoint_cadence=plans.checkpoint,
+        evaluation=plans.evaluation,
+        stop_rules=plans.stop,
+        films=_film_plan(run, settings.evaluation, plans.film, agent, evaluator),
         on_save=on_save,
     )
     orchestrator = Orchestrator(
@@ -450,7 +452,9 @@ def film_dreams(
     return write_film(path, map_leaves(lambda values: values.cpu().numpy(), film), context=context)
 
 
-def _film_plan(run: RunDirectory | None, block: EvaluationBlock, agent: Agent, evaluator: Evaluator) -> FilmPlan:
+def _film_plan(
+    run: RunDirectory | None, block: EvaluationBlock, cadence: Cadence, agent: Agent, evaluator: Evaluator
+) -> FilmPlan:
     for name in ("dream_every_steps", "dream_every_updates"):
         if (every := getattr(block, name)) is not None and not can_dream(agent.workflow):
             raise ConfigError(
@@ -466,7 +470,7 @@ def _film_plan(run: RunDirectory | None, block: EvaluationBlock, agent: Agent, e
         name = f"dream_update_{counts.updates:012d}" if by_updates else f"dream_{counts.agent_steps:012d}"
         return film_dreams(agent, evaluator, folder / f"{name}.mp4")
 
-    return FilmPlan(block.film_cadence(), film)
+    return FilmPlan(cadence, film)
 
 
 def _usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseScheduler) -> Callable[[float], Metrics]:

@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rl_lab.config.compose import (
-    apply_overrides,
-    compose,
-    explain,
-    list_experiments,
-    split_sweep,
-    to_yaml,
-)
-from rl_lab.config.files import documented_keys, from_yaml
+from rl_lab.config.compose import apply_overrides, compose, split_sweep, to_yaml
+from rl_lab.config.experiments import list_experiments
+from rl_lab.config.explain import documented_keys, explain
+from rl_lab.config.files import from_yaml
 from rl_lab.types import ConfigError
 
 

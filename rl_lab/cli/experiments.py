@@ -10,7 +10,7 @@ from rl_lab.cli.printing import print_json, table
 
 DESCRIPTION = """The named experiments, shipped and your own (./configs/experiment/*.yaml).
 
-For an environment without one: rl-lab train ENV:ALGORITHM."""
+For an environment without one: rl-lab train ENV:ALGORITHM, or ENV:EXPERIMENT for one made for any."""
 
 EXAMPLES = """
 rl-lab experiments

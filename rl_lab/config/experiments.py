@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl_lab.config.files import Config, config_directories, experiment_files, find, read
-from rl_lab.config.groups import list_groups
+from rl_lab.config.files import PACKAGE_CONFIGS, Config, config_directories, experiment_files, find, read
+from rl_lab.config.groups import Groups, list_groups
 from rl_lab.types import ConfigError, did_you_mean
 
 DEFAULT_EXPERIMENT = "ppo_cartpole"
@@ -59,25 +60,61 @@ def resolve_experiment(experiment: str | None, config_dir: Path | None) -> tuple
     names = [info.name for info in infos]
     if experiment in names:
         return experiment, []
-    environment, separator, algorithm = experiment.rpartition(":")
+    environment, separator, variant = experiment.rpartition(":")
     groups = list_groups(config_dir)
-    algorithms = groups.get("algorithm", [])
-    if not separator or "=" in experiment:
-        if experiment in algorithms:
-            return None, [f"algorithm={experiment}", f"experiment.name={experiment}"]
+    if separator and "=" not in experiment:
+        return _resolve_variant(environment, variant, infos, groups, config_dir)
+    if experiment in groups["algorithm"]:
+        return None, [f"algorithm={experiment}", f"experiment.name={experiment}"]
+    raise ConfigError(
+        f"There is no experiment '{experiment}'.{did_you_mean(experiment, [*names, *groups['algorithm']])} "
+        "`rl-lab experiments` lists them; ENVIRONMENT:ALGORITHM, such as CartPole-v1:ppo, names any other."
+    )
+
+
+def _resolve_variant(
+    environment: str, variant: str, infos: Sequence[ExperimentInfo], groups: Groups, config_dir: Path | None
+) -> tuple[str | None, list[str]]:
+    """`Pendulum-v1:dreamer`: an experiment for that environment, or an algorithm or experiment made for any."""
+    here = [info for info in infos if info.environment == environment]
+    found = [info.name for info in here if _name_without_environment(info) == variant]
+    found = found or [info.name for info in here if info.name == variant]
+    if not found:  # by its algorithm: one of ours; a user's own is meant only by its name
+        fitting = [info for info in here if info.algorithm == variant and _is_shipped(info.name, config_dir)]
+        found = [info.name for info in fitting if _name_without_environment(info)] or [info.name for info in fitting]
+    if len(found) > 1:
+        raise ConfigError(f"'{environment}:{variant}' means several experiments: {', '.join(found)}. Name one of them.")
+    if found:
+        return found[0], []
+    is_group = environment in groups["environment"]  # such as dmc/walker_walk
+    slug = re.sub(r"[^A-Za-z0-9]+", "_", environment).strip("_").lower()
+    implied = [f"environment={environment}" if is_group else f"environment.id='{environment}'"]
+    implied += [f"experiment.name={variant}_{slug}"]
+    if variant in groups["algorithm"]:
+        return None, [f"algorithm={variant}", *implied]
+    elsewhere = next((info for info in infos if info.name == variant), None)
+    if elsewhere is None:
+        algorithms, names = groups["algorithm"], [info.name for info in here]
         raise ConfigError(
-            f"There is no experiment '{experiment}'.{did_you_mean(experiment, [*names, *algorithms])} "
-            "`rl-lab experiments` lists them; ENVIRONMENT:ALGORITHM, such as CartPole-v1:ppo, names any other."
+            f"'{environment}:{variant}': '{variant}' is neither an algorithm nor an experiment for {environment}."
+            f"{did_you_mean(variant, [*algorithms, *names])} Algorithms: {', '.join(algorithms)}."
+            + (f" Experiments: {', '.join(names)}." if names else "")
         )
-    fitting = [info.name for info in infos if (info.environment, info.algorithm) == (environment, algorithm)]
-    if fitting:
-        return min(fitting, key=len), []
-    if algorithm not in algorithms:
+    if _name_without_environment(elsewhere):
         raise ConfigError(
-            f"'{experiment}' asks for the algorithm '{algorithm}', which there is not."
-            f"{did_you_mean(algorithm, algorithms)} Algorithms: {', '.join(algorithms)}."
+            f"{variant} is made for {elsewhere.environment}. To try its settings elsewhere, write: "
+            f"rl-lab train {variant} {implied[0]}".replace("'", "")
         )
-    name = re.sub(r"[^A-Za-z0-9]+", "_", environment).strip("_").lower()
-    is_group = environment in groups.get("environment", [])  # such as dmc/walker_walk
-    choice = f"environment={environment}" if is_group else f"environment.id='{environment}'"
-    return None, [f"algorithm={algorithm}", choice, f"experiment.name={algorithm}_{name}"]
+    return variant, implied
+
+
+def _name_without_environment(info: ExperimentInfo) -> str:
+    """`ppo_cartpole_efficient` on CartPole-v1: `ppo_efficient`; empty where the name says no environment."""
+    environment = re.sub(r"-v\d+$", "", info.environment.rpartition("/")[2]).lower()
+    before, found, after = info.name.partition(f"_{environment}")
+    return before + after if found else ""
+
+
+def _is_shipped(name: str, config_dir: Path | None) -> bool:
+    file = find(f"experiment/{name}.yaml", config_dir)
+    return file is not None and file.is_relative_to(PACKAGE_CONFIGS)

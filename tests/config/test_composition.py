@@ -47,6 +47,19 @@ def summary(config: dict[str, Any]) -> tuple[str, str, str]:
         ("ppo_acrobot", ("ppo_acrobot", "Acrobot-v1", "PPO")),
         ("CartPole-v1:ppo", ("ppo_cartpole", "CartPole-v1", "PPO")),  # the experiment of that name, tuned
         ("CartPole-v1:reinforce", ("reinforce_cartpole", "CartPole-v1", "Reinforce")),
+        ("CartPole-v1:ppo_cartpole", ("ppo_cartpole", "CartPole-v1", "PPO")),  # an experiment's name
+        ("CartPole-v1:ppo_efficient", ("ppo_cartpole_efficient", "CartPole-v1", "PPO")),  # without the environment's
+        ("CartPole-v1:dqn_rainbow", ("dqn_cartpole_rainbow", "CartPole-v1", "DQN")),
+        ("CartPole-v1:dreamer", ("dreamer_v3_cartpole", "CartPole-v1", "Dreamer")),
+        ("Pendulum-v1:dreamer", ("dreamer_v3_pendulum", "Pendulum-v1", "Dreamer")),  # made for it, not for any
+        ("Pendulum-v1:dreamer_v3", ("dreamer_v3_pendulum", "Pendulum-v1", "Dreamer")),
+        ("Pendulum-v1:dreamer_v2", ("dreamer_v2", "Pendulum-v1", "Dreamer")),
+        ("Pendulum-v1:dreamer_v1", ("dreamer_v1", "Pendulum-v1", "Dreamer")),
+        ("Pendulum-v1:planet", ("planet_pendulum", "Pendulum-v1", "PlaNet")),
+        ("dmc/walker_walk:dreamer", ("dreamer_v3_walker_walk", "dmc/walker_walk", "Dreamer")),
+        ("rl_lab/BanditGaussian-v0:bandit_thompson", ("bandit_thompson", "rl_lab/BanditGaussian-v0", "Bandit")),
+        ("Acrobot-v1:dreamer_v1", ("dreamer_v1_acrobot_v1", "Acrobot-v1", "Dreamer")),  # made for any environment
+        ("dmc/cartpole_swingup:dreamer_v3", ("dreamer_v3_dmc_cartpole_swingup", "dmc/cartpole_swingup", "Dreamer")),
         ("MountainCar-v0:ppo", ("ppo_mountaincar_v0", "MountainCar-v0", "PPO")),  # any other id
         ("rl_lab/Counter-v0:random", ("random_rl_lab_counter_v0", "rl_lab/Counter-v0", "RandomPolicy")),
         ("my.package:Env-v0:ppo", ("ppo_my_package_env_v0", "my.package:Env-v0", "PPO")),
@@ -67,11 +80,24 @@ def test_an_experiment_is_named_or_spelt_environment_and_algorithm(
             "There is no experiment 'ppo_cartpol'. Did you mean 'ppo_cartpole'? `rl-lab experiments` lists",
         ),
         ("zzz", "There is no experiment 'zzz'. `rl-lab experiments` lists them; ENVIRONMENT:ALGORITHM, such as"),
-        ("CartPole-v1:pop", "'CartPole-v1:pop' asks for the algorithm 'pop', which there is not. Did you mean 'ppo'?"),
         (
-            "CartPole-v1:",
-            "asks for the algorithm '', which there is not. Algorithms: bandit, dqn, dreamer, dreamer_v2, "
-            "planet, ppo, q_learning, random, reinforce, sac.",
+            "CartPole-v1:pop",
+            "'CartPole-v1:pop': 'pop' is neither an algorithm nor an experiment for CartPole-v1. Did you mean 'ppo'?",
+        ),
+        (
+            "Taxi-v4:",
+            "'Taxi-v4:': '' is neither an algorithm nor an experiment for Taxi-v4. Algorithms: bandit, dqn, dreamer, "
+            "dreamer_v2, planet, ppo, q_learning, random, reinforce, sac. Experiments: q_learning_taxi.",
+        ),
+        (
+            "rl_lab/BanditGaussian-v0:bandit",
+            "'rl_lab/BanditGaussian-v0:bandit' means several experiments: bandit_epsilon_greedy, bandit_gradient, "
+            "bandit_thompson, bandit_ucb. Name one of them.",
+        ),
+        (
+            "Acrobot-v1:ppo_cartpole_efficient",
+            "ppo_cartpole_efficient is made for CartPole-v1. To try its settings elsewhere, write: "
+            "rl-lab train ppo_cartpole_efficient environment.id=Acrobot-v1",
         ),
     ],
 )
@@ -215,8 +241,16 @@ def test_a_users_file_replaces_ours_of_the_same_name(user_configs: Path) -> None
     assert explain("seed", None, ["preset=debug"]).source == "preset/debug.yaml"
 
 
-def test_a_users_environment_and_algorithm_name_an_experiment(user_configs: Path) -> None:
-    assert summary(compose("MountainCar-v0:ppo"))[0] == "mine"
+def test_a_users_experiment_wins_by_its_name_alone(user_configs: Path) -> None:
+    assert summary(compose("MountainCar-v0:ppo"))[0] == "ppo_mountaincar_v0"
+    assert summary(compose("MountainCar-v0:mine"))[0] == "mine"
+    named = (user_configs / "experiment" / "mine.yaml").read_text().replace("name: mine", "name: ppo_mountaincar")
+    write(user_configs / "experiment" / "ppo_mountaincar.yaml", named)
+    assert summary(compose("MountainCar-v0:ppo"))[0] == "ppo_mountaincar"
+    own = "# @package _global_\ndefaults:\n  - dreamer_v3_pendulum\nexperiment:\n  name: my_dreamer\n"
+    write(user_configs / "experiment" / "my_dreamer.yaml", own)
+    assert summary(compose("Pendulum-v1:dreamer"))[0] == "dreamer_v3_pendulum"
+    assert summary(compose("Pendulum-v1:my_dreamer"))[0] == "my_dreamer"
 
 
 def test_another_folder_can_be_named(tmp_path: Path, user_configs: Path) -> None:

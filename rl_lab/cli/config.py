@@ -91,9 +91,9 @@ def _check(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--all checks every experiment; leave out '{names[0]}' or --all.")
 
     if arguments.all:
-        from rl_lab.config.experiments import list_experiments
+        from rl_lab.config.experiments import experiment_names
 
-        names = [experiment.name for experiment in list_experiments(config_dir=arguments.config_dir)]
+        names = experiment_names(arguments.config_dir)
     results = []
     chosen: list[str | None] = [*names] or [None]
     for name in chosen:
@@ -150,9 +150,9 @@ def _shown(config: dict[str, Any], key: str) -> str:
 def _config_of(reference: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The config behind an experiment's name, ENV:ALGORITHM, or a run."""
     from rl_lab.config.compose import compose
-    from rl_lab.config.experiments import list_experiments
+    from rl_lab.config.experiments import experiment_names
 
-    known = [experiment.name for experiment in list_experiments(config_dir=arguments.config_dir)]
+    known = experiment_names(arguments.config_dir)
     if reference in known or (":" in reference and not Path(reference).exists()):
         return compose(reference, config_dir=arguments.config_dir)
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from rl_lab.config.files import PACKAGE_CONFIGS, Config, config_directories, experiment_files, find, read
-from rl_lab.config.groups import Groups, list_groups
+from rl_lab.config.files import (
+    PACKAGE_CONFIGS,
+    config_directories,
+    defaults_of,
+    experiment_files,
+    find,
+    read,
+    value_at,
+)
+from rl_lab.config.groups import Groups
 from rl_lab.types import ConfigError, did_you_mean
 
 DEFAULT_EXPERIMENT = "ppo_cartpole"
@@ -24,46 +34,76 @@ class ExperimentInfo:
     description: str
 
 
+def experiment_names(config_dir: Path | None = None) -> list[str]:
+    """Every named experiment, whether its file can be read or not."""
+    folders = [directory / "experiment" for directory in config_directories(config_dir)]
+    files = [file.relative_to(folder) for folder in folders for file in folder.rglob("*.yaml")]
+    return sorted({file.with_suffix("").as_posix() for file in files})
+
+
 def list_experiments(config_dir: Path | None = None) -> list[ExperimentInfo]:
-    """Every named experiment, read from the files without composing them."""
-    found: dict[str, ExperimentInfo] = {}
-    for directory in config_directories(config_dir):
-        for file in sorted((directory / "experiment").rglob("*.yaml")):
-            name = file.relative_to(directory / "experiment").with_suffix("").as_posix()
-            found.setdefault(name, _read_info(name, directory))
-    return [found[name] for name in sorted(found)]
+    """Every named experiment, read from its files without composing them; one that cannot be read is left out."""
+    infos = []
+    for name in experiment_names(config_dir):
+        try:
+            infos.append(_read_info(name, config_dir))
+        except ConfigError as error:
+            _warn_once(f"left out: {error}")
+    return infos
 
 
-def _read_info(name: str, directory: Path) -> ExperimentInfo:
+@cache
+def _warn_once(sentence: str) -> None:
+    logging.getLogger("rl_lab").warning(sentence)
+
+
+def _read_info(name: str, config_dir: Path | None) -> ExperimentInfo:
     chosen = {"algorithm": "ppo", "environment": "gymnasium"}
-    content: Config = {}
-    environment = None
-    for part in reversed(list(experiment_files(name, directory))):  # what it builds on first
-        content = read(part)
-        for entry in content.get("defaults", []):
+    environment = description = None
+    for file in reversed(list(experiment_files(name, config_dir))):  # what it builds on first
+        for entry in defaults_of(file):
             if isinstance(entry, dict):
                 for group, option in entry.items():
                     chosen[group.removeprefix("override ").strip().lstrip("/")] = str(option)
-        environment = content.get("environment", {}).get("id", environment)
+        environment = value_at(read(file), "environment.id") or environment
+        description = value_at(read(file), "experiment.description")
     if environment is None:
-        group_file = find(f"environment/{chosen['environment']}.yaml", directory)
+        group_file = find(f"environment/{chosen['environment']}.yaml", config_dir)
         environment = None if group_file is None else read(group_file).get("id")
-    description = content.get("experiment", {}).get("description", "")
-    return ExperimentInfo(name, chosen["algorithm"], str(environment or "?"), str(description))
+    return ExperimentInfo(name, chosen["algorithm"], str(environment or "?"), str(description or ""))
 
 
-def resolve_experiment(experiment: str | None, config_dir: Path | None) -> tuple[str | None, list[str]]:
+def resolve_experiment(
+    experiment: str | None, overrides: Mapping[str, str], groups: Groups, config_dir: Path | None
+) -> tuple[str | None, list[str]]:
     """The named experiment to compose and the overrides that its spelling implies."""
+    algorithm = overrides.get("algorithm")
     if experiment is None:
-        return DEFAULT_EXPERIMENT, []
-    infos = list_experiments(config_dir)
-    names = [info.name for info in infos]
+        if algorithm in (None, _read_info(DEFAULT_EXPERIMENT, config_dir).algorithm):
+            return DEFAULT_EXPERIMENT, []
+        return None, [f"experiment.name={algorithm}"]
+    chosen, implied = _resolve_name(experiment, groups, config_dir)
+    if algorithm in groups["algorithm"]:
+        own = _read_info(chosen, config_dir) if chosen else None
+        own_algorithm = own.algorithm if own else implied[0].removeprefix("algorithm=")
+        if algorithm != own_algorithm:
+            environment = own.environment if own else experiment.rpartition(":")[0]
+            cure = f"{environment}:{algorithm}" if environment else algorithm
+            raise ConfigError(
+                f"algorithm={algorithm}: {experiment} is set up for {own_algorithm}, and its settings do not fit. "
+                f"Write: rl-lab train {cure}"
+            )
+    return chosen, implied
+
+
+def _resolve_name(experiment: str, groups: Groups, config_dir: Path | None) -> tuple[str | None, list[str]]:
+    names = experiment_names(config_dir)
     if experiment in names:
+        list(experiment_files(experiment, config_dir))  # in words of ours, if one of them cannot be read
         return experiment, []
     environment, separator, variant = experiment.rpartition(":")
-    groups = list_groups(config_dir)
     if separator and "=" not in experiment:
-        return _resolve_variant(environment, variant, infos, groups, config_dir)
+        return _resolve_variant(environment, variant, groups, config_dir)
     if experiment in groups["algorithm"]:
         return None, [f"algorithm={experiment}", f"experiment.name={experiment}"]
     raise ConfigError(
@@ -73,9 +113,10 @@ def resolve_experiment(experiment: str | None, config_dir: Path | None) -> tuple
 
 
 def _resolve_variant(
-    environment: str, variant: str, infos: Sequence[ExperimentInfo], groups: Groups, config_dir: Path | None
+    environment: str, variant: str, groups: Groups, config_dir: Path | None
 ) -> tuple[str | None, list[str]]:
     """`Pendulum-v1:dreamer`: an experiment for that environment, or an algorithm or experiment made for any."""
+    infos = list_experiments(config_dir)
     here = [info for info in infos if info.environment == environment]
     found = [info.name for info in here if _name_without_environment(info) == variant]
     found = found or [info.name for info in here if info.name == variant]

@@ -14,12 +14,12 @@ from rl_lab.config.files import (
     USER_CONFIGS,
     Config,
     config_directories,
+    defaults_of,
     experiment_files,
     find,
-    read,
     value_at,
 )
-from rl_lab.config.groups import join_groups, list_groups, parse_values
+from rl_lab.config.groups import join_groups, list_groups, parse_values, values_by_key
 from rl_lab.config.phases import PHASES, find_phase
 from rl_lab.types import Phase
 from rl_lab.utils.yaml_comments import comments_of_keys
@@ -82,8 +82,8 @@ def _documentation(
 
 def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir: Path | None) -> Iterator[Path]:
     """The files a config is made of, in the order in which they speak."""
-    chosen, implied = resolve_experiment(experiment, config_dir)
     groups = list_groups(config_dir)
+    chosen, implied = resolve_experiment(experiment, values_by_key(parse_values(overrides)), groups, config_dir)
     picked = [str(item.input_line) for item in parse_values([*implied, *overrides]) if item.key_or_group in groups]
     joined = join_groups([*([f"experiment={chosen}"] if chosen else []), *picked], config_dir, with_hydra=True)
     choices = {group: option for group, option in joined.hydra.runtime.choices.items() if "/" not in group}
@@ -96,7 +96,7 @@ def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir
         if group == "experiment":
             yield from reversed(list(experiment_files(option, config_dir)))
         elif (file := find(f"{group}/{option}.yaml".lstrip("/"), config_dir)) is not None:
-            for entry in read(file).get("defaults", []):  # environment/dmc/walker_walk builds on /environment/dmc
+            for entry in defaults_of(file):  # environment/dmc/walker_walk builds on /environment/dmc
                 if isinstance(entry, str) and entry.endswith("@_here_"):
                     yield Path(f"{find(entry[1:].removesuffix('@_here_') + '.yaml', config_dir)}")
             yield file

@@ -23,15 +23,27 @@ def config_directories(config_dir: Path | None) -> list[Path]:
     return [user, PACKAGE_CONFIGS] if user.is_dir() and user != PACKAGE_CONFIGS else [PACKAGE_CONFIGS]
 
 
-def experiment_files(experiment: str | None, config_dir: Path | None) -> Iterator[Path]:
-    """The file of an experiment and of the experiments it builds on."""
+def experiment_files(
+    experiment: str | None, config_dir: Path | None, builders: tuple[Path, ...] = ()
+) -> Iterator[Path]:
+    """The file of an experiment and of the experiments it builds on (`builders`: those that build on this one)."""
     file = find(f"experiment/{experiment}.yaml", config_dir) if experiment else None
     if file is None:
         return
+    if file in builders:
+        raise ConfigError(f"{file} builds on itself: leave its name out of `defaults`.")
     yield file
-    for entry in read(file).get("defaults", []):
+    for entry in defaults_of(file):
         if isinstance(entry, str) and entry != "_self_":
-            yield from experiment_files(entry, config_dir)
+            yield from experiment_files(entry, config_dir, (*builders, file))
+
+
+def defaults_of(file: Path) -> list[Any]:
+    """The `defaults:` of a file: names of files it builds on, and choices of groups."""
+    defaults = read(file).get("defaults") or []
+    if not isinstance(defaults, list):
+        raise ConfigError(f"{file}: defaults is {defaults!r}: write a list, such as `- override /algorithm: ppo`.")
+    return defaults
 
 
 def find(name: str, config_dir: Path | None) -> Path | None:
@@ -40,7 +52,11 @@ def find(name: str, config_dir: Path | None) -> Path | None:
 
 
 def read(file: Path) -> Config:
-    return from_yaml(file.read_text(), place=str(file))
+    try:
+        return from_yaml(file.read_text(encoding="utf-8"), place=str(file))
+    except UnicodeDecodeError as error:
+        byte, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{file} is not UTF-8 text (byte {byte:#x} in line {line}): save it as UTF-8.") from error
 
 
 def from_yaml(text: str, *, place: str) -> Config:
@@ -48,7 +64,7 @@ def from_yaml(text: str, *, place: str) -> Config:
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{place} is not valid YAML: {error}") from error
+        raise ConfigError(f"{place} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{place} does not hold a config (a mapping of blocks).")
     return config

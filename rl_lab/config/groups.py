@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -23,7 +24,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rl_lab.config.files import PACKAGE_CONFIGS, Config, config_directories
+from rl_lab.config.files import PACKAGE_CONFIGS, Config, config_directories, read
 from rl_lab.types import ConfigError, did_you_mean
 
 Groups = dict[str, list[str]]
@@ -40,6 +41,11 @@ def join_groups(overrides: Sequence[str], config_dir: Path | None, *, with_hydra
             return hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_readable(error)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)  # of a YAML error: it knows its file
+        for file in [Path(mark.name)] if mark else [f for d in UserConfigs.directories for f in d.rglob("*.yaml")]:
+            read(file)  # refuses it in words of ours
+        raise ConfigError(f"A config cannot be read: {_readable(error)}") from error
 
 
 class UserConfigs(SearchPathPlugin):

@@ -7,12 +7,22 @@ their size was replaced by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from rl_lab.config.files import Config, config_directories, experiment_files, find, paths_of, read, value_at
+from rl_lab.config.files import (
+    Config,
+    config_directories,
+    defaults_of,
+    experiment_files,
+    find,
+    paths_of,
+    read,
+    value_at,
+)
 from rl_lab.config.groups import as_dict, join_groups, set_value, values_by_key
 from rl_lab.types import ConfigError
 
@@ -74,7 +84,10 @@ def _leave_out_absent_parts(config: Config, preset: str, config_dir: Path | None
     """What a preset says of one algorithm's part does not bring it back where an experiment does without (`null`)."""
     for directory in config_directories(config_dir):
         for file in directory.glob(f"preset_for/{preset}_*.yaml"):
-            for kind, part in [path.split(".") for path in paths_of(read(file)) if path.count(".") == 1]:
+            content: Config = {}
+            with suppress(ConfigError):  # one of another algorithm: Hydra has read the one that takes part
+                content = read(file)
+            for kind, part in [path.split(".") for path in paths_of(content) if path.count(".") == 1]:
                 block = value_at(config, f"{kind}.{part}")
                 if kind in ("controllers", "buffers") and isinstance(block, dict) and "_target_" not in block:
                     config[kind][part] = None
@@ -82,8 +95,8 @@ def _leave_out_absent_parts(config: Config, preset: str, config_dir: Path | None
 
 def _own_choices(files: Sequence[Path]) -> dict[str, str]:
     """The groups that an experiment chooses itself: {'replay': 'uniform'}."""
-    contents = [read(file) for file in reversed(files)]  # what it builds on comes first
-    entries = [entry for content in contents for entry in content.get("defaults", []) if isinstance(entry, dict)]
+    everything = [entry for file in reversed(files) for entry in defaults_of(file)]  # what it builds on comes first
+    entries = [entry for entry in everything if isinstance(entry, dict)]
     chosen = {key: str(option) for entry in entries for key, option in entry.items()}
     return {key.removeprefix("override /"): option for key, option in chosen.items() if key.startswith("override /")}
 

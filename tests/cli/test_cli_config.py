@@ -47,7 +47,10 @@ CONFIGS = {
 @pytest.fixture
 def composition(fake: Any) -> Any:
     parts = {
-        "experiments": {"list_experiments": Calls([Info(name) for name in CONFIGS])},
+        "experiments": {
+            "list_experiments": Calls([Info(name) for name in CONFIGS]),
+            "experiment_names": Calls(list(CONFIGS)),
+        },
         "compose": {"compose": Calls(lambda name, overrides=(), config_dir=None: CONFIGS[name or "ppo_cartpole"])},
         "explain": {"explain": Calls(lambda key, experiment, overrides, config_dir: Explanation(key, 0.2))},
     }

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rl_lab.config.compose import apply_overrides, compose, split_sweep, to_yaml
-from rl_lab.config.experiments import list_experiments
+from rl_lab.config.experiments import experiment_names, list_experiments
 from rl_lab.config.explain import documented_keys, explain
 from rl_lab.config.files import from_yaml
 from rl_lab.types import ConfigError
@@ -123,6 +123,25 @@ def test_the_list_agrees_with_what_is_composed(name: str) -> None:
     workflow = info.algorithm.removesuffix("_v2")  # another setup of the same workflow
     assert workflow in config["algorithm"]["_target_"]
     assert config["experiment"]["name"] == name
+
+
+def test_an_algorithm_chosen_alone_brings_its_own_defaults() -> None:
+    assert compose(None, ["algorithm=sac"]) == compose("sac")
+    assert summary(compose(None, ["algorithm=sac", "environment.id=Pendulum-v1"])) == ("sac", "Pendulum-v1", "SAC")
+    assert compose(None, ["algorithm=ppo"]) == compose(None)
+    assert compose("ppo_acrobot", ["algorithm=ppo"]) == compose("ppo_acrobot")
+    assert explain("algorithm.target_rate", None, ["algorithm=sac"]).source == "algorithm/sac.yaml"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "cure"), [("ppo_acrobot", "Acrobot-v1:sac"), ("Acrobot-v1:ppo", "Acrobot-v1:sac"), ("ppo", "sac")]
+)
+def test_an_algorithm_is_not_mixed_with_an_experiment_of_another(experiment: str, cure: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        compose(experiment, ["algorithm=sac"])
+    assert str(refusal.value) == (
+        f"algorithm=sac: {experiment} is set up for ppo, and its settings do not fit. Write: rl-lab train {cure}"
+    )
 
 
 # --- overriding --------------------------------------------------------------------------------
@@ -262,10 +281,53 @@ def test_another_folder_can_be_named(tmp_path: Path, user_configs: Path) -> None
         compose(None, config_dir=tmp_path / "nowhere")
 
 
-def test_a_users_broken_yaml_is_named(user_configs: Path) -> None:
-    write(user_configs / "experiment" / "broken.yaml", "a: [1\n")
-    with pytest.raises(ConfigError, match=r"broken\.yaml is not valid YAML"):
+LATIN = "# @package _global_\nseed: 1   # café\n".encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [1\n", r"configs/experiment/broken\.yaml is not valid YAML: .*line 2"),
+        (b"- 1\n", r"configs/experiment/broken\.yaml does not hold a config"),
+        (LATIN, r"configs/experiment/broken\.yaml is not UTF-8 text \(byte 0xe9 in line 2\): save it as UTF-8"),
+        (b"defaults: 5\n", r"experiment/broken\.yaml: defaults is 5: write a list, such as"),
+        (b"defaults:\n- broken\n", r"experiment/broken\.yaml builds on itself"),
+    ],
+)
+def test_a_broken_file_stops_only_what_names_it(
+    user_configs: Path, content: bytes, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (user_configs / "experiment" / "broken.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as refusal:
         compose("broken")
+    assert "\n" not in str(refusal.value)
+    assert summary(compose("mine"))[0] == "mine"
+    assert summary(compose("CartPole-v1:ppo"))[0] == "ppo_cartpole"
+    names = [info.name for info in list_experiments()]
+    assert "ppo_cartpole" in names
+    if "broken" not in names:
+        assert {record.message.split(":")[0] for record in caplog.records} == {"left out"}
+        assert "experiment/broken.yaml" in caplog.records[0].message
+    assert "broken" in experiment_names()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"# @package _global_\nseed: [1\n", "is not valid YAML: while"), (LATIN, "is not UTF-8 text")],
+)
+def test_a_broken_file_of_another_group_is_named(user_configs: Path, content: bytes, message: str) -> None:
+    for place in ("preset/broken.yaml", "preset_for/debug_mine.yaml"):
+        (user_configs / place).parent.mkdir()
+        (user_configs / place).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"configs/preset/broken\.yaml {message}"):
+        compose(None, ["preset=broken"])
+    assert compose(None, ["preset=debug"])["environment"]["num_envs"] == 2
+
+
+def test_what_only_hydra_refuses_is_a_sentence_too(user_configs: Path) -> None:
+    write(user_configs / "preset" / "twice.yaml", "# @package _global_\nseed: 1\nseed: 2\n")
+    with pytest.raises(ConfigError, match=r"A config cannot be read: .*found duplicate key seed.*twice\.yaml"):
+        compose(None, ["preset=twice"])
 
 
 # --- sweeps ------------------------------------------------------------------------------------

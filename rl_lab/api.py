@@ -33,7 +33,7 @@ from rl_lab.runs.index import RunIndex, resolve_run
 from rl_lab.runs.lock import RunLock
 from rl_lab.runs.manifest import collect_manifest
 from rl_lab.runs.report import write_report
-from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.run_directory import RunDirectory, first_files
 from rl_lab.runs.video import write_video
 from rl_lab.types import ConfigError, EnvSpec, Metrics, RLLabError, RunError
 
@@ -107,35 +107,30 @@ def train_config(
     """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
     checked = read_settings(config)
     refuse_steps_that_never_come(checked)
-    run = RunDirectory.create(runs_dir, run_id=run_id, name=checked.experiment.name, seed=checked.seed)
-    with RunLock(run):
-        text = to_yaml(config)
-        run.write_config(text)
-        run.write_overrides(list(overrides))
-        algorithm = str(config["algorithm"]["_target_"]).rsplit(".", 1)[-1]
-        run.write_manifest(
-            collect_manifest(
-                config_text=text,
-                seed=checked.seed,
-                algorithm=algorithm,
-                environment_id=str(config["environment"]["id"]),
-                name=checked.experiment.name,
+    text = to_yaml(config)
+    manifest = collect_manifest(
+        config_text=text,
+        seed=checked.seed,
+        algorithm=str(config["algorithm"]["_target_"]).rsplit(".", 1)[-1],
+        environment_id=str(config["environment"]["id"]),
+        name=checked.experiment.name,
+    )
+    files = first_files(config_text=text, overrides=overrides, manifest=manifest, tags=checked.experiment.tags)
+    name, seed = checked.experiment.name, checked.seed
+    run = RunDirectory.create(runs_dir, run_id=run_id, name=name, seed=seed, files=files)
+    with RunLock(run), _interruptible() as interruption:
+        try:
+            experiment = build(
+                config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=_status_writer(run)
             )
-        )
-        run.write_tags(list(checked.experiment.tags))
-        with _interruptible() as interruption:
-            try:
-                experiment = build(
-                    config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=_status_writer(run)
-                )
-                if warm_start is not None:
-                    with _closed_on_error(experiment):
-                        experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
-            except RLLabError:  # refused at the door: no run began, so none is left behind
-                run.discard()
-                raise
-            with _recorded(run):
-                _run(experiment, run, interruption)
+            if warm_start is not None:
+                with _closed_on_error(experiment):
+                    experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
+        except RLLabError:  # refused at the door: no run began, so none is left behind
+            run.discard()
+            raise
+        with _recorded(run):
+            _run(experiment, run, interruption)
     return Run(run, interruption.number)
 
 

@@ -11,7 +11,6 @@ from rl_lab.config.schema import read_settings
 from rl_lab.environments.base import Environment
 from rl_lab.experiment.build import Agent, build_agent, build_evaluator, build_runtime
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
-from rl_lab.runs.manifest import check_manifest_versions
 from rl_lab.runs.migrate import migrate_config
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state
@@ -22,7 +21,6 @@ POLICY = ("components", "controllers")  # the sections of a checkpoint that act
 def load_config(run: RunDirectory) -> dict[str, Any]:
     """The saved config of a run, upgraded to this version's schema."""
     manifest = run.read_manifest()
-    check_manifest_versions(manifest, place=str(run.path))
     config = from_yaml(run.read_config_text(), place=str(run.config_path))
     return migrate_config(config, int(manifest["config_schema_version"]))
 

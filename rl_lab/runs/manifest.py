@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rl_lab.runs.files import Kinds, check_types
 from rl_lab.types import RunError
 
 CONFIG_SCHEMA_VERSION = 2
@@ -22,6 +23,13 @@ CHECKPOINT_SCHEMA_VERSION = 1
 
 _GIT_TIMEOUT_S = 5.0
 _PACKAGES = ("torch", "numpy", "gymnasium")
+_TEXT = (str, type(None))
+_KINDS: Kinds = {
+    **dict.fromkeys(("name", "algorithm", "environment_id", "config_hash", "created", "command_line"), _TEXT),
+    **dict.fromkeys(("identity", "rl_lab_version", "python", "cpu", "gpu"), _TEXT),
+    **dict.fromkeys(("git", "packages"), (dict, type(None))),
+    "seed": (int, type(None)),
+}
 
 
 def collect_manifest(
@@ -63,9 +71,12 @@ def check_schema_version(found: Any, *, supported: int, what: str, place: str) -
         )
 
 
-def check_manifest_versions(manifest: Mapping[str, Any], *, place: str) -> None:
+def check_manifest(manifest: Mapping[str, Any], *, place: str) -> None:
+    """Refuse what a newer RL Lab wrote, and entries that are not what they should be."""
     for what, supported in (("config", CONFIG_SCHEMA_VERSION), ("checkpoint", CHECKPOINT_SCHEMA_VERSION)):
         check_schema_version(manifest.get(f"{what}_schema_version"), supported=supported, what=what, place=place)
+    check_types(manifest, _KINDS, place=place)
+    check_types(manifest.get("git") or {}, {"commit": _TEXT}, place=f"{place}: git")
 
 
 def git_state(directory: Path) -> dict[str, Any]:

@@ -205,14 +205,6 @@ class CollectResult:
 
 
 @dataclass(frozen=True)
-class HookResult:
-    """What the Orchestrator hands the PhaseScheduler after any hook."""
-
-    counts: Counts
-    metrics: Metrics = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class LossOutput:
     """Named loss terms (names = `loss_scales` keys = `loss/<name>` in logs), metrics, and by-products."""
 

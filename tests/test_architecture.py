@@ -33,8 +33,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("workflows.base", "collection", "buffers.base", "runs", "metrics", "training.world", "types", "utils"),
     ),
     "experiment": (
-        *("config", "orchestration", "workflows", "collection", "environments", "buffers", "training", "runs"),
-        *("metrics", "types", "utils"),
+        *("config", "orchestration", "workflows", "collection", "environments", "buffers", "kernels.door"),
+        *("training", "runs", "metrics", "types", "utils"),
     ),
     "policy": ("collection.collector", "environments.recipe", "workflows.base", "types"),
     "api": ("collection", "config", "environments", "experiment", "policy", "runs", "types"),

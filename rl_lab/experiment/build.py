@@ -28,6 +28,7 @@ from rl_lab.environments.factory import make_environment
 from rl_lab.experiment.agent import Agent, build_agent, build_runtime
 from rl_lab.experiment.film import film_plan
 from rl_lab.experiment.saver import REPLAY, RandomState, make_saver
+from rl_lab.kernels.door import listen
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.metrics.system import SystemUsage
 from rl_lab.metrics.terminal import LiveDisplay
@@ -131,6 +132,7 @@ def build(
         for sentence in predict(buffers, environment.spec, extra_bytes_per_row=workflow.extra_bytes_per_row):
             logger.message(sentence)
         opened.pop_all()
+    listen(logger.message)
     for remark in (*runtime.remarks(workflow), *agent.left_out()):
         warn(remark)
     return Experiment(

@@ -87,6 +87,8 @@ class LiveDisplay:
 
     def message(self, text: str, level: Level = "info") -> None:
         """The panel keeps the last few; plain lines print each at once."""
+        if level == "detail":
+            return
         self.view.messages.append((level, text))
         if self.mode == "plain" or (self.mode == "live" and self._is_closed):
             self._print(text if level == "info" else f"{level}: {text}")

@@ -18,7 +18,7 @@ from rl_lab.types import MissingExtraError, RLLabError, RunError, StateTree
 Row = dict[str, float | int]
 """env_frames, agent_steps, episodes, updates, wall_s, then the metrics by name. NaN and infinities may occur."""
 
-Level = Literal["info", "warning", "error"]
+Level = Literal["detail", "info", "warning", "error"]  # a detail goes to run.log alone
 
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 LARGEST_FLOAT32 = 3.4028234663852886e38

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rl_lab.kernels.door import open_door
 from rl_lab.training.capture import CapturedMethod, CudaGraphs, GraphBackend
 from rl_lab.types import Batch, ConfigError, did_you_mean
 
@@ -32,6 +33,7 @@ class Runtime:
         capture: bool | str = "auto",
         threads: int | str = "auto",
         deterministic: bool = True,
+        fast_paths: bool | str = True,
     ) -> None:
         self.device = resolve_device(device)
         if self.device.index:
@@ -52,6 +54,8 @@ class Runtime:
         self._captured: list[CapturedMethod] = []
         self._numbers: dict[str, tuple[float, Tensor]] = {}  # the newest value of each name, and its tensor
         self.threads = self._set_threads(threads)
+        self.fast_paths = _is_on(fast_paths)
+        open_door(self.fast_paths)
         self.deterministic = deterministic
         self._set_determinism()
         self._no_context: AbstractContextManager[None] = nullcontext()
@@ -150,6 +154,13 @@ class Runtime:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
             torch.backends.cudnn.deterministic = self.deterministic
             torch.backends.cudnn.benchmark = not self.deterministic
+
+
+def _is_on(fast_paths: bool | str) -> bool:
+    choices: dict[bool | str, bool] = {True: True, "on": True, False: False, "off": False}
+    if fast_paths not in choices:
+        raise ConfigError(f"runtime fast_paths: {fast_paths!r}; allowed: on, off. Write fast_paths: on.")
+    return choices[fast_paths]
 
 
 def _method_of(owner: Any, listed: str, name: str) -> Callable[..., Any]:

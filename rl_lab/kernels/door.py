@@ -1,0 +1,252 @@
+"""The one door through which faster code reaches a formula.
+
+A formula stands once, in plain PyTorch, where the paper's reader looks for it. A faster version of it lies in this
+package and is attached by a decorator that names it, `module:NAME`:
+
+    @fast_path("rl_lab.kernels.cpu_losses:PPO_LOSS")       PPO_LOSS = FastPath(
+    def ppo_loss(actor, critic, ...):                          run=..., fits=...,
+        ...the formula...                                      formulas=("rl_lab.workflows.ppo:ppo_loss", ...))
+
+`fits(*arguments)` says whether the fast version can stand in for these arguments; otherwise the formula itself runs.
+`formulas` names everything the fast version computes: the formula it is attached to first, then those it calls. Their
+digests, taken when the two were last tested against each other, are in `digests.json`. If one of them was edited since,
+the fast version is not used and one line says so. After a change that is meant: change the fast version too, run
+`pytest tests/kernels`, then `python -m rl_lab.kernels.door` records the digests anew.
+
+`runtime.fast_paths=off` runs every formula as it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, wraps
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, TypeVar
+
+import torch
+
+Formula = TypeVar("Formula", bound=Callable[..., Any])
+Report = Callable[[str, str], None]  # a sentence and its level: detail or warning
+DIGESTS = Path(__file__).parent / "digests.json"
+
+
+@dataclass(frozen=True)
+class FastPath:
+    """A faster version of `formulas[0]`; it takes the same arguments and gives the same results and gradients."""
+
+    run: Callable[..., Any]
+    fits: Callable[..., bool]
+    formulas: tuple[str, ...]  # `module:qualname` of what it stands for
+
+
+class _Door:
+    """Whether fast paths may be used in this process, which ones are, and who wants to know."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.in_use: dict[str, str] = {}  # path -> the formula it stands in for
+        self.edited: dict[str, str] = {}  # path -> the formula that was edited, so that the path is not used
+        self.report: Report = lambda sentence, level: None
+
+
+_door = _Door()
+
+
+def fast_path(name: str) -> Callable[[Formula], Formula]:
+    """Attach the `FastPath` called `name` to a formula. `formula.plain` is the formula itself."""
+
+    def attach(plain: Formula) -> Formula:
+        found: FastPath | None = None
+        is_looked_up = False
+
+        @wraps(plain)
+        def formula(*args: Any, **keywords: Any) -> Any:
+            nonlocal found, is_looked_up
+            if not _door.is_open or torch.compiler.is_compiling():
+                return plain(*args, **keywords)
+            if not is_looked_up:
+                found, is_looked_up = _look_up(name, plain), True
+            if found is None or not found.fits(*args, **keywords):
+                return plain(*args, **keywords)
+            if name not in _door.in_use:
+                _door.in_use[name] = plain.__qualname__
+                _door.report(f"{_short(name)} is used for {plain.__qualname__} (runtime.fast_paths).", "detail")
+            return found.run(*args, **keywords)
+
+        formula.plain = plain  # type: ignore[attr-defined]
+        formula.fast_path = name  # type: ignore[attr-defined]
+        return formula  # type: ignore[return-value]
+
+    return attach
+
+
+def open_door(is_open: bool) -> None:
+    """Allow fast paths in this process, or run every formula as it is written."""
+    _door.is_open, _door.report = is_open, lambda sentence, level: None
+    _door.in_use.clear()
+
+
+def listen(report: Report) -> None:
+    """Hear which fast paths are used from now on, and which are not because a formula was edited."""
+    _door.report = report
+    _door.in_use.clear()
+    for name, place in _door.edited.items():
+        report(_edited(name, place), "warning")
+
+
+@contextmanager
+def plain_formulas() -> Iterator[None]:
+    """Inside, every formula runs as it is written."""
+    before, _door.is_open = _door.is_open, False
+    try:
+        yield
+    finally:
+        _door.is_open = before
+
+
+def in_use() -> dict[str, str]:
+    """The fast paths that were taken since the door was opened, and the formulas they stand in for."""
+    return {_short(name): formula for name, formula in _door.in_use.items()}
+
+
+def is_unchanged(part: Any, home: str, *methods: str) -> bool:
+    """Whether `part` has these methods from the class at `module:Class` (itself or by inheritance), and no hooks."""
+    if not _has_methods(type(part), home, methods):
+        return False
+    return not (getattr(part, "_forward_hooks", None) or getattr(part, "_forward_pre_hooks", None))
+
+
+@cache
+def _has_methods(kind: type, home: str, methods: tuple[str, ...]) -> bool:
+    own = find(home)
+    return all(getattr(kind, method, None) is getattr(own, method) for method in methods)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("rl_lab.kernels.")
+
+
+# --- has a formula been edited? ------------------------------------------------------------------
+
+
+def _look_up(name: str, plain: Callable[..., Any]) -> FastPath | None:
+    """The fast path, or None where its formulas are not those it was tested against."""
+    path: FastPath = find(name)
+    known = json.loads(DIGESTS.read_text())
+    for place in path.formulas:
+        formula = plain if place == path.formulas[0] else find(place)
+        if digest(formula) != known.get(place):
+            _door.edited[name] = place
+            _door.report(_edited(name, place), "warning")
+            return None
+    return path
+
+
+def _edited(name: str, place: str) -> str:
+    return (
+        f"{place.replace(':', '.')} is not the formula that the fast path {_short(name)} was tested against: the "
+        "formula runs as it is written, without it."
+    )
+
+
+def digest(formula: Any) -> str | None:
+    """Of a function's code without its docstring, of the constants of its module that it reads, and of the functions
+    of its own package that it calls; None where its source cannot be read."""
+    texts: dict[str, str] = {}
+    _gather(formula, texts)
+    if None in texts.values():
+        return None
+    text = "\n".join(f"{place}\n{texts[place]}" for place in sorted(texts))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _gather(formula: Any, texts: dict[str, Any]) -> None:
+    plain = _plain(formula)
+    place = plain.__qualname__  # without the module: a copy that says the same is the same
+    if place in texts:
+        return
+    texts[place] = _definitions(sys.modules[plain.__module__]).get(place)
+    for name in sorted(_names(plain.__code__)):
+        value = plain.__globals__.get(name)
+        if isinstance(value, bool | int | float | str | tuple | frozenset):
+            texts[f"{place} {name}"] = repr(value)
+        elif isinstance(_plain(value), FunctionType) and _package(value) == _package(plain):
+            _gather(value, texts)
+
+
+def _plain(formula: Any) -> Any:
+    """The function itself, without decorators, properties and the like."""
+    formula = getattr(formula, "fget", None) or formula
+    formula = getattr(formula, "plain", formula)
+    return inspect.unwrap(getattr(formula, "__func__", formula)) if callable(formula) else formula
+
+
+def _names(code: Any) -> set[str]:
+    inner = (each for each in code.co_consts if hasattr(each, "co_names"))
+    return set(code.co_names).union(*(_names(each) for each in inner))
+
+
+def _package(function: Any) -> str:
+    return str(getattr(_plain(function), "__module__", "")).partition(".")[0]
+
+
+@cache
+def _definitions(module: ModuleType) -> dict[str, str]:
+    """Every function of a module by its qualified name, as text without docstrings and decorators."""
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_file():
+        return {}
+    found: dict[str, str] = {}
+
+    def walk(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                walk(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.FunctionDef):
+                if ast.get_docstring(node) is not None:
+                    node.body = node.body[1:] or [ast.Pass()]
+                node.decorator_list = []
+                found[f"{prefix}{node.name}"] = ast.unparse(node)
+
+    walk(ast.parse(Path(file).read_text()).body, "")
+    return found
+
+
+def find(place: str) -> Any:
+    """What `module:qualname` names."""
+    module, _, names = place.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def attached_paths() -> list[str]:
+    """The names of all fast paths that are attached to a formula of this package, from its sources."""
+    package = Path(__file__).parents[1]
+    found: set[str] = set()
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            for decorator in getattr(node, "decorator_list", ()):
+                if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "fast_path":
+                    found.add(ast.literal_eval(decorator.args[0]))
+    return sorted(found)
+
+
+def record() -> dict[str, str | None]:
+    """The digests of all formulas as they are now."""
+    places = {place for name in attached_paths() for place in find(name).formulas}
+    return {place: digest(find(place)) for place in sorted(places)}
+
+
+if __name__ == "__main__":
+    DIGESTS.write_text(json.dumps(record(), indent=1) + "\n")

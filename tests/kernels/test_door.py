@@ -1,0 +1,142 @@
+"""The door: a fast version is used where it fits, and steps aside, saying so, when its formula was edited."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rl_lab.kernels import door
+
+FORMULA = '''
+"""A formula and a helper."""
+from rl_lab.kernels.door import fast_path
+
+HALF = 0.5
+
+def helper(x):
+    """Words."""
+    return x + 1
+
+class Loss:
+    @fast_path("{name}_fast:DOUBLE")
+    def __call__(self, x):
+        """More words."""
+        return helper(x) * HALF * 4 - 2
+
+    @property
+    def size(self):
+        return HALF
+'''
+FAST = """
+from rl_lab.kernels.door import FastPath
+DOUBLE = FastPath(
+    run=lambda self, x: ("fast", 2 * x),
+    fits=lambda self, x: x > 0,
+    formulas=("{name}:Loss.__call__", "{name}:Loss.size"),
+)
+"""
+
+
+@pytest.fixture
+def heard() -> Iterator[list[tuple[str, str]]]:
+    sentences: list[tuple[str, str]] = []
+    door.open_door(True)
+    door.listen(lambda sentence, level: sentences.append((level, sentence)))
+    yield sentences
+    door.open_door(True)
+
+
+def write(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, formula: str = FORMULA) -> ModuleType:
+    (folder / f"{name}.py").write_text(formula.replace("{name}", "plain"))
+    (folder / "plain_fast.py").write_text(FAST.replace("{name}", "plain"))
+    monkeypatch.syspath_prepend(str(folder))
+    for each in (name, "plain_fast"):
+        monkeypatch.delitem(sys.modules, each, raising=False)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module with a fast path whose digests are recorded."""
+    module = write(tmp_path, monkeypatch, "plain")
+    digests = {f"plain:Loss.{each}": door.digest(door.find(f"plain:Loss.{each}")) for each in ("__call__", "size")}
+    (tmp_path / "digests.json").write_text(json.dumps(digests))
+    monkeypatch.setattr(door, "DIGESTS", tmp_path / "digests.json")
+    return module
+
+
+def test_the_fast_version_runs_where_it_fits_and_says_so_once(recorded: ModuleType, heard: list) -> None:
+    loss = recorded.Loss()
+    assert [loss(3), loss(4), loss(-3)] == [("fast", 6), ("fast", 8), -6.0]
+    assert heard == [("detail", "plain_fast:DOUBLE is used for Loss.__call__ (runtime.fast_paths).")]
+    assert door.in_use() == {"plain_fast:DOUBLE": "Loss.__call__"}
+    assert recorded.Loss.__call__.plain(loss, 3) == 6.0
+
+
+def test_a_closed_door_runs_formulas_as_they_are_written(recorded: ModuleType, heard: list) -> None:
+    with door.plain_formulas():
+        assert recorded.Loss()(3) == 6.0
+    assert recorded.Loss()(3) == ("fast", 6)
+    door.open_door(False)
+    assert recorded.Loss()(3) == 6.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("* HALF * 4 - 2", "* HALF * 4 - 1"),  # the formula itself
+        ("HALF = 0.5", "HALF = 0.25"),  # a constant that it reads
+        ("return x + 1", "return x + 2"),  # a function that it calls
+        ("        return HALF", "        return HALF + 1"),  # another formula that the fast version stands for
+    ],
+)
+def test_an_edited_formula_runs_as_it_is_written(
+    recorded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: list, old: str, new: str
+) -> None:
+    assert old in FORMULA
+    edited = write(tmp_path, monkeypatch, "plain", FORMULA.replace(old, new))
+    assert not isinstance(edited.Loss()(3), tuple)
+    [(level, sentence)] = heard
+    assert (
+        level == "warning" and "is not the formula that the fast path plain_fast:DOUBLE was tested against" in sentence
+    )
+    late: list[str] = []
+    door.listen(lambda sentence, level: late.append(sentence))
+    assert sentence in late  # whoever listens later hears it, too
+    door._door.edited.clear()
+
+
+def test_words_do_not_count_as_edits(
+    recorded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: list
+) -> None:
+    changed = FORMULA.replace("words", "sentences").replace("HALF = ", "\nHALF = ")
+    reworded = write(tmp_path, monkeypatch, "plain", changed)
+    assert reworded.Loss()(3) == ("fast", 6)
+
+
+def test_a_copy_of_a_formula_counts_as_the_formula_until_it_is_edited(
+    recorded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: list
+) -> None:
+    assert write(tmp_path, monkeypatch, "my_copy").Loss()(3) == ("fast", 6)
+    assert write(tmp_path, monkeypatch, "my_edit", FORMULA.replace("4 - 2", "4 - 1")).Loss()(3) == 7.0
+    door._door.edited.clear()
+
+
+def test_a_formula_without_a_source_runs_as_it_is(recorded: ModuleType, heard: list) -> None:
+    namespace: dict = {"__name__": "plain"}
+    exec("def other(x):\n    return x", namespace)
+    assert door.digest(namespace["other"]) is None
+    door._door.edited.clear()
+
+
+def test_the_recorded_digests_are_those_of_the_formulas() -> None:
+    """If this fails, a formula with a fast version was edited: change the fast version likewise, see that the other
+    tests of this folder pass, then run `python -m rl_lab.kernels.door`."""
+    assert json.loads(door.DIGESTS.read_text()) == door.record()

@@ -31,7 +31,7 @@ def make_saver(run: RunDirectory | None, targets: Mapping[str, Any], *, keep_rec
     """What saves a checkpoint of `targets` as they are at that time; nothing without a run."""
     if run is None:
         return lambda **_: None
-    store = CheckpointStore(run.checkpoints_dir, keep_recent=keep_recent)
+    store = CheckpointStore(run.checkpoints_dir, keep_recent=keep_recent, identity=run.identity())
 
     def save(*, counts: Counts, score: float | None, is_best: bool) -> Path:
         buffers = {name: each for name, each in targets["buffers"].items() if isinstance(each, KeepsFiles)}
@@ -50,10 +50,11 @@ def make_saver(run: RunDirectory | None, targets: Mapping[str, Any], *, keep_rec
             is_best=is_best,
             external=external,
         )
-        needed = [PurePosixPath(each) for each in store.external_paths()]
-        for name, buffer in buffers.items():
-            folder = PurePosixPath(REPLAY, name)
-            buffer.remove_files_but({place.name for place in needed if place.parent == folder})
+        needed = store.external_paths()
+        if needed is not None:
+            for name, buffer in buffers.items():
+                places = [PurePosixPath(each) for each in needed]
+                buffer.remove_files_but({each.name for each in places if each.parent == PurePosixPath(REPLAY, name)})
         return path
 
     return save

@@ -17,7 +17,7 @@ from rl_lab.orchestration.housekeeping import Housekeeping
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.index import RunIndex
 from rl_lab.runs.lock import RunLock
-from rl_lab.runs.manifest import collect_manifest
+from rl_lab.runs.manifest import changes_since, collect_manifest
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory, first_files
 from rl_lab.types import Metrics, RLLabError, RunError
@@ -66,6 +66,7 @@ def start_run(
 
 def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = False) -> int | None:
     """Go on exactly where the newest intact checkpoint was taken; the number of the signal that cut it short."""
+    run.check_config()
     with RunLock(run):
         state = run.read_status()["state"]
         if state in DONE:
@@ -89,7 +90,10 @@ def _build(config: dict[str, Any], run: RunDirectory, interruption: _Interruptio
 
 
 def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
-    store = CheckpointStore(run.checkpoints_dir)
+    store = CheckpointStore(run.checkpoints_dir, identity=run.identity())
+    if changes := changes_since(run.read_manifest()):
+        sentence = f"This run began with {'; '.join(changes)}: from here on its numbers may differ in their last bits."
+        experiment.logger.message(sentence, "warning")
     checkpoint = store.load_newest_valid(lambda sentence: experiment.logger.message(sentence, "warning"))
     if checkpoint is None:
         experiment.logger.message("This run has no checkpoint yet: it starts from its beginning, with its own seed.")

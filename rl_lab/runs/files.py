@@ -31,6 +31,10 @@ class MissingFile(RunError):
     """A file of a run is not there."""
 
 
+class UnreadableFile(RunError):
+    """A file of a run is there, but the disk or its permissions do not give it out."""
+
+
 @contextmanager
 def readable_disk_errors(path: Path, *, run_id: str | None = None) -> Iterator[None]:
     """Turn a disk error into a RunError that names the path and the cure; let every other error pass."""
@@ -131,7 +135,7 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         raise MissingFile(f"{path} is missing.") from None
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from error
+        raise UnreadableFile(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise RunError(f"{path} is damaged: not valid UTF-8 ({error.reason} at byte {error.start}).") from error
 

@@ -31,7 +31,7 @@ from rl_lab.runs.files import (
     write_json,
 )
 from rl_lab.runs.lock import is_held
-from rl_lab.runs.manifest import check_manifest
+from rl_lab.runs.manifest import check_manifest, config_hash
 from rl_lab.types import ConfigError, RunError, did_you_mean
 
 STATES = ("running", "finished", "stopped", "failed", "interrupted")
@@ -157,6 +157,21 @@ class RunDirectory:
         manifest = read_json(self.manifest_path)
         check_manifest(manifest, place=str(self.manifest_path))
         return manifest
+
+    def identity(self) -> str | None:
+        """What tells this run from every other, whatever its directory is called; older runs have none."""
+        with suppress(MissingFile):
+            return self.read_manifest().get("identity")
+        return None
+
+    def check_config(self) -> None:
+        """Refuse a config.yaml that is not the one the run began with."""
+        if self.read_manifest().get("config_hash") not in (None, config_hash(self.read_config_text())):
+            raise RunError(
+                f"{self.config_path} has been changed since run '{self.id}' began (its hash in manifest.json differs), "
+                "so it cannot be continued bit for bit. Put the file back, or begin a new run from its weights with "
+                f"`rl-lab resume {self.id} --mode warm_start key=value`."
+            )
 
     def write_tags(self, tags: Sequence[str], notes: str = "") -> None:
         write_json(self.tags_path, {"tags": list(tags), "notes": notes}, run_id=self.id)

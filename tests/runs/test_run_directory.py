@@ -268,3 +268,22 @@ def test_a_full_disk_while_writing_the_status_says_how_to_go_on(
     with pytest.raises(RunError, match=r"disk full: cannot write .*status.json.*`rl-lab resume mine`"):
         run.write_status("failed")
     assert run.read_status()["state"] == "finished"
+
+
+def test_a_config_that_was_changed_is_not_continued_exactly(make_run: MakeRun) -> None:
+    run = make_run("mine")
+    run.check_config()
+    run.config_path.write_text(run.read_config_text() + "# a remark\n")
+    with pytest.raises(RunError, match=r"config.yaml has been changed since run 'mine' began .*--mode warm_start"):
+        run.check_config()
+    run.write_manifest({name: value for name, value in run.read_manifest().items() if name != "config_hash"})
+    run.check_config()
+
+
+def test_a_renamed_run_keeps_its_identity(make_run: MakeRun, runs_dir: Path) -> None:
+    run = make_run("mine")
+    identity = run.identity()
+    assert identity
+    os.rename(run.path, runs_dir / "other")
+    assert RunDirectory.open(runs_dir / "other").identity() == identity
+    assert RunDirectory.create(runs_dir, run_id="bare", name="n", seed=0).identity() is None

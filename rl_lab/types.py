@@ -187,12 +187,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished episode."""
+    """One finished episode, or what there was of it when it was cut."""
 
     env_index: int
     episode_return: float
     length: int  # agent steps
     is_terminal: bool  # False: a time limit ended it
+    is_cut: bool = False  # by an evaluation's time-out: the environment would have gone on
 
 
 @dataclass(frozen=True)
@@ -202,14 +203,6 @@ class CollectResult:
     counts: Counts
     metrics: Metrics = field(default_factory=dict)
     episodes: tuple[Episode, ...] = ()
-
-
-@dataclass(frozen=True)
-class HookResult:
-    """What the Orchestrator hands the PhaseScheduler after any hook."""
-
-    counts: Counts
-    metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pytest
 import rl_lab
 from rl_lab import api
 from rl_lab.config.compose import apply_overrides
+from rl_lab.experiment import session
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.types import ConfigError, RunError
 from rl_lab.utils.tree import leaves_with_paths
@@ -232,7 +233,7 @@ def test_a_run_that_died_over_its_report_makes_it_when_resumed(runs_dir: Path, m
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr(api, "write_report", die)
+        patched.setattr(session, "write_report", die)
         with pytest.raises(SystemExit):
             api.train("ppo_cartpole", overrides=DEBUG, run_id="cut", runs_dir=runs_dir, quiet=True)
     assert not (runs_dir / "cut" / "report.md").exists()

@@ -38,9 +38,9 @@ def build_parser(prog: str) -> Parser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rl_lab.experiment import dream as dreams
+    from rl_lab import api
 
-    written = dreams.dream(
+    written = api.dream(
         arguments.run,
         horizon=arguments.horizon,
         context=arguments.context,

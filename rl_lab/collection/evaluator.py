@@ -1,4 +1,4 @@
-"""Deterministic evaluation in environments of their own: finished episodes only, as many from each environment."""
+"""Deterministic evaluation in environments of their own: as many episodes from each, those it cuts included."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from rl_lab.collection.episodes import EpisodeTracker
 from rl_lab.environments.base import Environment
 from rl_lab.types import Batch, EnvRows, Episode, Metrics, StateTree
 
-# Without a limit of its own, an episode that has not ended after this many agent steps is counted as timed out.
-DEFAULT_TIMEOUT_STEPS = 100_000
+DEFAULT_TIMEOUT_STEPS = 100_000  # agent steps after which an episode is cut where the environment has no limit
 
 
 @dataclass(frozen=True)
@@ -46,42 +45,48 @@ class Evaluator:
         self.timeout_steps = timeout_steps
 
     def evaluate(self, policy: Policy, *, episodes: int) -> Metrics:
-        """Mean, deviation, minimum and maximum return of `episodes` finished episodes."""
-        finished, timed_out = self.play_episodes(policy, episodes=episodes)
-        metrics: Metrics = {"eval/episodes": len(finished), "eval/timed_out_episodes": timed_out}
-        if finished:
-            returns = np.array([episode.episode_return for episode in finished])
-            metrics |= {
-                "eval/episode_return_mean": float(returns.mean()),
-                "eval/episode_return_std": float(returns.std()),
-                "eval/episode_return_min": float(returns.min()),
-                "eval/episode_return_max": float(returns.max()),
-                "eval/episode_length_mean": float(np.mean([episode.length for episode in finished])),
-            }
-        return metrics
+        """Return and length statistics of `episodes` episodes; cut ones count with their return so far."""
+        played = self.play_episodes(policy, episodes=episodes)
+        returns = np.array([episode.episode_return for episode in played])
+        return {
+            "eval/episodes": len(played),
+            "eval/timed_out_episodes": sum(not episode.is_terminal for episode in played),
+            "eval/cut_episodes": sum(episode.is_cut for episode in played),
+            "eval/episode_return_mean": float(returns.mean()),
+            "eval/episode_return_std": float(returns.std()),
+            "eval/episode_return_min": float(returns.min()),
+            "eval/episode_return_max": float(returns.max()),
+            "eval/episode_length_mean": float(np.mean([episode.length for episode in played])),
+        }
 
-    def play_episodes(self, policy: Policy, *, episodes: int) -> tuple[list[Episode], int]:
-        """The first episodes of each environment, so that short episodes are not counted more often."""
+    def play_episodes(self, policy: Policy, *, episodes: int) -> list[Episode]:
+        """The first episodes of each environment, so that short episodes are not counted more often.
+
+        An episode that outlives the time-out is cut: it counts as it stands. What its environment does until that
+        episode ends is ignored; when nothing else is being played, all environments are reset.
+        """
         environment, rows = self._begin()
         quota = np.full(environment.num_envs, episodes // environment.num_envs)
         quota[: episodes % environment.num_envs] += 1
-        limit = self.timeout_steps or (environment.spec.max_episode_steps or DEFAULT_TIMEOUT_STEPS)
+        limit = self.timeout_steps or environment.spec.max_episode_steps or DEFAULT_TIMEOUT_STEPS
         tracker = EpisodeTracker(environment.num_envs)
-        age = np.zeros(environment.num_envs, dtype=np.int64)
-        finished: list[Episode] = []
-        timed_out = 0
+        is_cut = np.zeros(environment.num_envs, bool)  # the episode under way was cut
+        played: list[Episode] = []
         state: Any = None
         while (quota > 0).any():
+            if is_cut[quota > 0].all():
+                rows, state = environment.reset(), None
+                tracker, is_cut = EpisodeTracker(environment.num_envs), np.zeros(environment.num_envs, bool)
             rows, state = self._advance(policy, environment, rows, state)
-            age = np.where(rows.is_first, 0, age + 1)
-            for episode in tracker.track(rows):
+            is_cut &= ~rows.is_first
+            ended = [episode for episode in tracker.track(rows) if not is_cut[episode.env_index]]
+            outlived = np.flatnonzero(~is_cut & ~rows.is_last & (tracker.lengths >= limit))
+            is_cut[outlived] = True
+            for episode in [*ended, *tracker.cut(outlived)]:
                 if quota[episode.env_index] > 0:
                     quota[episode.env_index] -= 1
-                    finished.append(episode)
-            stuck = (age > limit) & (quota > 0) & ~rows.is_last
-            timed_out += int(quota[stuck].sum())
-            quota[stuck] = 0
-        return finished, timed_out
+                    played.append(episode)
+        return played
 
     def play_rows(self, policy: Policy, *, length: int) -> Batch:
         """The first `length` rows of every environment and the actions that answered them, `[N, T, ...]`."""

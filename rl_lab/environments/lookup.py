@@ -27,22 +27,17 @@ class Suite:
 
 
 SUITES = (
-    Suite("toy", None, entry_points=("rl_lab.environments.toy", "rl_lab.environments.bandits")),
+    Suite("toy", None, entry_points=("rl_lab.environments.suites.toy", "rl_lab.environments.suites.bandits")),
     Suite("atari", "atari", ("ALE/",), "ale_py", ("ale_py", "shimmy.atari"), "ale_py"),
     Suite("minigrid", "minigrid", ("MiniGrid-", "BabyAI-"), "minigrid", ("minigrid",), "minigrid"),
-    Suite("dmc", "dmc", entry_points=("rl_lab.environments.dmc",), needs="dm_control"),
-    Suite("box2d", "box2d", entry_points=("gymnasium.envs.box2d", "rl_lab.environments.car_racing"), needs="Box2D"),
+    Suite("dmc", "dmc", entry_points=("rl_lab.environments.suites.dmc",), needs="dm_control"),
+    Suite(
+        "box2d", "box2d", entry_points=("gymnasium.envs.box2d", "rl_lab.environments.suites.car_racing"), needs="Box2D"
+    ),
     Suite("mujoco", "mujoco", entry_points=("gymnasium.envs.mujoco",), needs="mujoco"),
     Suite("classic_control", None, entry_points=("gymnasium.envs.classic_control",)),
     Suite("toy_text", None, entry_points=("gymnasium.envs.toy_text",)),
     Suite("jax", None, entry_points=("gymnasium.envs.phys2d", "gymnasium.envs.tabular"), needs="jax"),
-)
-
-gym.register(
-    "rl_lab/CarRacing-v3",  # Gymnasium's, drawn faster; its module needs Box2D, so nobody imports it before it is used
-    entry_point="rl_lab.environments.car_racing:CarRacing",
-    max_episode_steps=1000,
-    reward_threshold=900,
 )
 
 

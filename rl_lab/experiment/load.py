@@ -8,10 +8,9 @@ from typing import Any
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.files import from_yaml
 from rl_lab.config.schema import read_settings
-from rl_lab.environments.base import Environment
-from rl_lab.experiment.build import Agent, build_agent, build_evaluator, build_runtime
+from rl_lab.experiment.agent import Agent, build_agent, build_runtime
+from rl_lab.experiment.build import build_evaluator
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
-from rl_lab.runs.manifest import check_manifest_versions
 from rl_lab.runs.migrate import migrate_config
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state
@@ -22,7 +21,6 @@ POLICY = ("components", "controllers")  # the sections of a checkpoint that act
 def load_config(run: RunDirectory) -> dict[str, Any]:
     """The saved config of a run, upgraded to this version's schema."""
     manifest = run.read_manifest()
-    check_manifest_versions(manifest, place=str(run.path))
     config = from_yaml(run.read_config_text(), place=str(run.config_path))
     return migrate_config(config, int(manifest["config_schema_version"]))
 
@@ -38,14 +36,11 @@ def restore_policy(agent: Agent, checkpoint: Checkpoint) -> None:
     apply_state({name: targets[name] for name in POLICY}, {name: checkpoint.state[name] for name in POLICY})
 
 
-def load_agent(
-    run: RunDirectory, config: Mapping[str, Any], which: Any, environment: Environment | None = None
-) -> tuple[Agent, Evaluator]:
+def load_agent(run: RunDirectory, config: Mapping[str, Any], which: Any) -> tuple[Agent, Evaluator]:
     """A trained agent with the environments it is evaluated in."""
     found = load_checkpoint(run, which)
     runtime = build_runtime(config)
     evaluator = build_evaluator(config, read_settings(config).evaluation, runtime)
-    spec = (environment or evaluator.environment).spec
-    agent = build_agent(config, spec, runtime=runtime, evaluator=evaluator)
+    agent = build_agent(config, evaluator.environment.spec, runtime=runtime, evaluator=evaluator)
     restore_policy(agent, found)
     return agent, evaluator

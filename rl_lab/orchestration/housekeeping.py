@@ -90,6 +90,7 @@ class Housekeeping:
         self.last_score: float | None = None
         self.evaluations_done = 0
         self._earlier_wall_s = 0.0  # of the processes before this one
+        self.stop_reason: str | None = None  # the rule that ended the run before its phases did
         self.is_final = False  # the run is over, even where its phases are not
         self.is_ending = False  # in the last evaluation: nothing would be lost by leaving at once
         self._is_best_unsaved = False
@@ -177,9 +178,11 @@ class Housekeeping:
         """The last evaluation, row and checkpoint; once per run, even when this part is interrupted and resumed."""
         if self.is_final:
             return
+        self.stop_reason = reason
         if reason is not None:
             self.logger.message(f"Stopped: {reason}.", "info")
         if self.evaluation.final_episodes > 0:
+            self.save()  # before the evaluation, which may be interrupted
             self.is_ending = True
             with self.stopwatch.section("evaluation"):
                 self._evaluated = dict(self._evaluate(episodes=self.evaluation.final_episodes))
@@ -217,6 +220,7 @@ class Housekeeping:
             "stopping": self.stopping.get_state(),
             "wall_s": self.wall_s,
             "is_final": self.is_final,
+            "stop_reason": self.stop_reason,
         }
 
     def set_state(self, state: StateTree) -> None:
@@ -228,3 +232,4 @@ class Housekeeping:
         self.stopping.set_state(state["stopping"])
         self._earlier_wall_s = state["wall_s"]
         self.is_final = state["is_final"]
+        self.stop_reason = state.get("stop_reason")  # checkpoints of earlier versions do not know it

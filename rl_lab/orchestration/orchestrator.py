@@ -47,6 +47,9 @@ class Orchestrator:
         """Run every phase to its end, or until a stop rule or an interruption says so."""
         if self.housekeeping.is_final:  # resumed after its last checkpoint: there is nothing left to do
             return "finished" if self.scheduler.finished else "stopped"
+        if self.housekeeping.stop_reason is not None:  # resumed after a stop rule had ended it
+            self.housekeeping.finish(self.housekeeping.stop_reason)
+            return "stopped"
         entered = -1
         while not self.scheduler.finished:
             if entered != self.scheduler.index:

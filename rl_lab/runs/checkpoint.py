@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import pickle
 import re
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -30,7 +28,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_lab.runs.files import read_json, readable_disk_errors, sync_directory, write_durably
+from rl_lab.runs.files import (
+    UnreadableFile,
+    check_types,
+    read_bytes,
+    read_json,
+    readable_disk_errors,
+    sync_directory,
+    to_json,
+    write_durably,
+)
 from rl_lab.runs.manifest import CHECKPOINT_SCHEMA_VERSION, check_schema_version
 from rl_lab.types import ConfigError, RunError, StateTree
 from rl_lab.utils.tree import leaves_with_paths, map_leaves, numpy_to_tensors
@@ -78,11 +85,13 @@ class ExternalFile:
 class CheckpointStore:
     """The checkpoints of one run. Any number may read; the one that saves holds the run's lock."""
 
-    def __init__(self, directory: Path, *, keep_recent: int = 3) -> None:
+    def __init__(self, directory: Path, *, keep_recent: int = 3, identity: str | None = None) -> None:
+        """`identity` is the run's own (see manifest.json): it is written into each checkpoint."""
         if keep_recent < 1:
             raise ConfigError(f"checkpoint.keep_recent is {keep_recent}; keep at least 1.")
         self.directory = Path(directory)
         self.keep_recent = keep_recent
+        self.identity = identity
         self._swept = False
 
     # --- saving --------------------------------------------------------------------------------
@@ -109,7 +118,8 @@ class CheckpointStore:
             temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
             try:
                 temporary.mkdir()
-                _write_sections(temporary, state, counts=counts, score=score, external=external)
+                facts = {"run": self.identity, "counts": dict(counts), "score": score}
+                _write_sections(temporary, state, facts, external)
                 os.rename(temporary, path)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)  # gone already, unless something failed
@@ -157,12 +167,18 @@ class CheckpointStore:
 
     # --- looking -------------------------------------------------------------------------------
 
-    def external_paths(self) -> set[str]:
-        """The files outside that some checkpoint still needs, relative to the run; a damaged one needs nothing."""
+    def external_paths(self) -> set[str] | None:
+        """The files outside that some checkpoint still needs, relative to the run; a damaged one needs nothing.
+
+        None while a checkpoint cannot be read: it may be whole, so nobody may remove anything.
+        """
         paths: set[str] = set()
         for checkpoint in self.paths():
-            with suppress(DamagedCheckpoint):
+            try:
                 paths |= {file.path for file in _external_files(checkpoint, _read_manifest(checkpoint))}
+            except DamagedCheckpoint as damage:
+                if isinstance(damage.__cause__, UnreadableFile):
+                    return None
         return paths
 
     def paths(self) -> list[Path]:
@@ -170,16 +186,19 @@ class CheckpointStore:
         return [path for _, _, path in self._entries()]
 
     def _entries(self) -> list[tuple[int, int, Path]]:
-        if not self.directory.is_dir():
+        try:
+            found = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        found = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
+        except OSError as error:
+            raise RunError(f"{self.directory} cannot be read: {error.strerror}.") from error
         entries = [(int(match[1]), int(match[2] or 1), path) for match, path in found if match]
         return sorted(entries, reverse=True)
 
     def _target(self, link_name: str) -> Path | None:
         """The checkpoint a link names, or None where the link is missing or dangling."""
         link = self.directory / link_name
-        if not link.is_dir():
+        if not os.path.isdir(link):
             return None
         return self.directory / os.readlink(link) if link.is_symlink() else link
 
@@ -221,7 +240,7 @@ class CheckpointStore:
     def load_newest_valid(
         self, report: Callable[[str], None], sections: Sequence[str] | None = None
     ) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None when there is none at all.
+        """The newest checkpoint of this run that is whole, or None when there is none at all.
 
         `latest` comes first, then the others from the newest on. Each damaged one goes to `report` as a sentence.
         """
@@ -231,6 +250,7 @@ class CheckpointStore:
         for path in candidates:
             try:
                 checkpoint = self.load(path.absolute(), sections)
+                self._refuse_foreign(checkpoint)
             except DamagedCheckpoint as damage:
                 damages.append(str(damage))
                 report(str(damage))
@@ -245,14 +265,16 @@ class CheckpointStore:
             )
         return None
 
+    def _refuse_foreign(self, checkpoint: Checkpoint) -> None:
+        owner = checkpoint.manifest.get("run")
+        if self.identity is not None and owner not in (None, self.identity):
+            raise DamagedCheckpoint(
+                checkpoint.path, f"it was saved by another run ({owner}, this one is {self.identity})"
+            )
+
 
 def _write_sections(
-    directory: Path,
-    state: Mapping[str, StateTree],
-    *,
-    counts: Mapping[str, int],
-    score: float | None,
-    external: Sequence[ExternalFile],
+    directory: Path, state: Mapping[str, StateTree], facts: Mapping[str, Any], external: Sequence[ExternalFile]
 ) -> None:
     files: dict[str, dict[str, Any]] = {}
     for section, tree in state.items():
@@ -260,13 +282,17 @@ def _write_sections(
     manifest = {
         "schema_version": CHECKPOINT_SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(),
-        "counts": dict(counts),
-        "score": score,
+        **facts,
         "sections": files,
         **({"external": [asdict(file) for file in external]} if external else {}),
     }
-    write_durably(directory / "manifest.json", json.dumps(manifest, indent=2).encode())
+    write_durably(directory / "manifest.json", to_json({**manifest, "sha256": _digest(manifest)}).encode())
     sync_directory(directory)
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """Of everything in a checkpoint's manifest but the digest itself."""
+    return hashlib.sha256(to_json({name: manifest[name] for name in manifest if name != "sha256"}).encode()).hexdigest()
 
 
 def _write_section(directory: Path, section: str, tree: StateTree) -> dict[str, dict[str, Any]]:
@@ -305,6 +331,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest = read_json(path / "manifest.json")
     except RunError as error:
         raise DamagedCheckpoint(path, str(error).rstrip(".")) from error
+    if manifest.get("sha256", digest := _digest(manifest)) != digest:
+        raise DamagedCheckpoint(path, "manifest.json has changed since it was written (sha256 differs)")
     if "schema_version" not in manifest:
         raise DamagedCheckpoint(path, "manifest.json has no 'schema_version'")
     check_schema_version(
@@ -313,6 +341,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     entries = manifest.get("sections")
     if not isinstance(manifest.get("counts"), dict) or not isinstance(entries, dict):
         raise DamagedCheckpoint(path, "manifest.json has no 'counts' or no 'sections'")
+    if not all(isinstance(count, int) for count in manifest["counts"].values()):
+        raise DamagedCheckpoint(path, f"manifest.json counts {manifest['counts']}, which are no whole numbers")
     for file, entry in entries.items():
         if not _SECTION.fullmatch(file.removesuffix(".pt")) or not isinstance(entry, dict):
             raise DamagedCheckpoint(path, f"manifest.json lists '{file}', which is no section file")
@@ -323,8 +353,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFile]:
     try:
+        for entry in manifest.get("external", []):
+            check_types(
+                entry, {"section": str, "path": str, "bytes": int, "crc32": int}, place="an entry of 'external'"
+            )
         files = [ExternalFile(**entry) for entry in manifest.get("external", [])]
-    except TypeError as error:
+    except (TypeError, AttributeError, RunError) as error:
         raise DamagedCheckpoint(path, f"manifest.json names files outside in a way nobody knows ({error})") from error
     for file in files:
         place = PurePosixPath(file.path)
@@ -346,17 +380,17 @@ def _check_external(path: Path, external: ExternalFile) -> None:
                         path, f"{external.path} has {size} bytes where the checkpoint needs {external.bytes}"
                     )
                 checksum, left = zlib.crc32(block, checksum), left - len(block)
-    except FileNotFoundError:
-        raise DamagedCheckpoint(path, f"{external.path} is missing") from None
+    except OSError as error:
+        raise _unreadable(path, external.path, error) from error
     if checksum != external.crc32:
         raise DamagedCheckpoint(path, f"{external.path} has changed since it was written (crc32 differs)")
 
 
 def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]]) -> StateTree:
     try:
-        data = (path / file).read_bytes()
-    except FileNotFoundError:
-        raise DamagedCheckpoint(path, f"{file} is missing") from None
+        data = read_bytes(path / file)
+    except OSError as error:
+        raise _unreadable(path, file, error) from error
     expected = entries[file]
     if len(data) != expected["bytes"]:
         raise DamagedCheckpoint(path, f"{file} has {len(data)} bytes where the manifest says {expected['bytes']}")
@@ -367,3 +401,8 @@ def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]
     except _LOAD_ERRORS as error:
         summary = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DamagedCheckpoint(path, f"{file} is not plain data and was refused ({summary})") from error
+
+
+def _unreadable(path: Path, file: str, error: OSError) -> DamagedCheckpoint:
+    is_missing = isinstance(error, FileNotFoundError)
+    return DamagedCheckpoint(path, f"{file} {'is missing' if is_missing else f'cannot be read ({error.strerror})'}")

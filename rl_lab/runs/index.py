@@ -44,7 +44,10 @@ class RunIndex:
 
     def record(self, run: RunDirectory) -> None:
         """Take in one run from its manifest.json, status.json and tags.json."""
-        self._ask(lambda database: _store(database, run))
+        try:
+            self._ask(lambda database: _store(database, run))
+        except (RunError, sqlite3.Error) as error:
+            logger.warning("run '%s' is not in the index: %s", run.id, error)
 
     def rebuild(self) -> int:
         """Forget everything and read every run directory again; returns how many runs there are."""
@@ -89,16 +92,22 @@ class RunIndex:
         return self._ask(answer)
 
     def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
+        if os.path.islink(self.path):  # it could name any database of this user
+            logger.warning("%s is a symbolic link and is not used; reading the run directories instead", self.path)
+            return self._once(":memory:", question)
         try:
-            return self._once(str(self.path), question)
-        except sqlite3.OperationalError as error:  # locked, read-only, disk full: answer without the file
+            try:
+                return self._once(str(self.path), question)
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError as error:
+                logger.warning("%s is damaged (%s); rebuilding it from the run directories", self.path, error)
+                for name in (self.path, self.path.with_name("index.sqlite-journal")):
+                    name.unlink(missing_ok=True)
+                return self._once(str(self.path), question)
+        except (sqlite3.DatabaseError, OSError) as error:  # locked, read-only, disk full: answer without the file
             logger.warning("%s cannot be used (%s); reading the run directories instead", self.path, error)
             return self._once(":memory:", question)
-        except sqlite3.DatabaseError as error:
-            logger.warning("%s is damaged (%s); rebuilding it from the run directories", self.path, error)
-            for name in (self.path, self.path.with_name("index.sqlite-journal")):
-                name.unlink(missing_ok=True)
-            return self._once(str(self.path), question)
 
     def _once(self, path: str, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
         with closing(sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)) as database, database:
@@ -117,8 +126,7 @@ class RunIndex:
     def _synchronise(self, database: sqlite3.Connection) -> int:
         """Bring the table in line with the directories: a few stat calls per run, reading only what changed."""
         known = {row["id"]: row for row in database.execute("SELECT id, fingerprint, status FROM runs")}
-        runs = (RunDirectory(path) for path in self.runs_dir.iterdir())
-        present = {run.id: run for run in runs if run.config_path.is_file()}
+        present = self._runs()
         for run_id in known.keys() - present.keys():
             database.execute("DELETE FROM runs WHERE id = ?", (run_id,))
         for run_id, run in present.items():
@@ -127,6 +135,22 @@ class RunIndex:
             if row is None or row["fingerprint"] != _fingerprint(run) or row["status"] in ("running", "killed"):
                 _store(database, run)
         return len(present)
+
+    def _runs(self) -> dict[str, RunDirectory]:
+        """The runs that can be read, by id; others are named and left out."""
+        try:
+            paths = [path for path in self.runs_dir.iterdir() if not path.name.startswith(".")]
+        except OSError as error:
+            raise RunError(f"{self.runs_dir} cannot be read: {error.strerror}.") from error
+        runs = {}
+        for run in map(RunDirectory, paths):
+            try:
+                run.id.encode()
+                if run.exists():
+                    runs[run.id] = run
+            except (RunError, UnicodeEncodeError) as error:
+                logger.warning("left out: %s", error)
+        return runs
 
 
 def resolve_run(reference: str | Path, runs_dir: str | Path) -> RunDirectory:
@@ -144,7 +168,7 @@ def resolve_run(reference: str | Path, runs_dir: str | Path) -> RunDirectory:
     if candidates:
         listing = "\n  ".join(candidates[:10] + ["..."] * (len(candidates) > 10))
         raise RunError(f"'{text}' fits {len(candidates)} runs; write more of the id:\n  {listing}")
-    if RunDirectory(Path(text)).config_path.is_file():  # a path without a slash: a run in this very folder
+    if text and RunDirectory(Path(text)).exists():  # a path without a slash: a run in this very folder
         return RunDirectory.open(text)
     near = [run_id for run_id in ids if text and text in run_id][:3]
     near = near or get_close_matches(text, ids, n=3, cutoff=0.4) or ids[:3]
@@ -220,5 +244,10 @@ def _public(row: sqlite3.Row) -> dict[str, Any]:
 
 
 def _fingerprint(run: RunDirectory) -> str:
-    paths = (run.manifest_path, run.status_path, run.tags_path)
-    return "/".join(str(path.stat().st_mtime_ns) if path.exists() else "-" for path in paths)
+    marks = []
+    for path in (run.manifest_path, run.status_path, run.tags_path):
+        try:
+            marks.append(str(path.stat().st_mtime_ns))
+        except OSError:
+            marks.append("-")
+    return "/".join(marks)

@@ -11,14 +11,15 @@ from cli_fakes import Calls
 
 from rl_lab.cli.show import sparkline
 from rl_lab.runs.manifest import collect_manifest
-from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.run_directory import RunDirectory, first_files
 
 
 def make_run(runs_dir: Path, run_id: str, *, state: str = "finished", score: float | None = 500.0) -> RunDirectory:
-    run = RunDirectory.create(runs_dir, run_id=run_id, name="ppo_cartpole", seed=7)
-    run.write_config("seed: 7\nalgorithm: {discount: 0.98}\n")
-    settings = {"config_text": "seed: 7\n", "seed": 7, "name": "ppo_cartpole"}
-    run.write_manifest(collect_manifest(**settings, algorithm="PPO", environment_id="CartPole-v1"))
+    text = "seed: 7\nalgorithm: {discount: 0.98}\n"
+    settings = {"config_text": text, "seed": 7, "name": "ppo_cartpole"}
+    manifest = collect_manifest(**settings, algorithm="PPO", environment_id="CartPole-v1")
+    files = first_files(config_text=text, overrides=[], manifest=manifest, tags=[])
+    run = RunDirectory.create(runs_dir, run_id=run_id, name="ppo_cartpole", seed=7, files=files)
     run.write_status(state, counts={"agent_steps": 20480, "updates": 10}, wall_s=75.0, best_score=score)
     rows = [{"agent_steps": step, "collect/episode_return_mean": 5.0 * step} for step in range(1, 101)]
     rows.append({"agent_steps": 101, "collect/episode_return_mean": float("nan"), "eval/episode_return_mean": 500.0})

@@ -133,7 +133,7 @@ def test_a_sweep_without_m_says_add_m(rl: Any, below: SimpleNamespace, word: str
 def test_a_sweep_is_checked_before_it_is_trained(
     rl: Any, fake: Any, below: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked = fake("launch.check", check_sweep=Calls())
+    checked = fake("experiment.sweep_check", check_sweep=Calls())
     trained = Calls(0)
     monkeypatch.setattr("rl_lab.cli.multirun.train_all", trained)
     assert rl("train", "-m", "ppo_a", "seed=0,1", "--config-dir", "mine").code == 0

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from rl_lab.environments import factory, make_environment
 from rl_lab.environments.async_environment import AsyncEnvironment
-from rl_lab.environments.toy import NativeCounter
+from rl_lab.environments.suites.toy import NativeCounter
 from rl_lab.environments.vector import NativeEnvironment, SyncEnvironment
 from rl_lab.types import ConfigError, MissingExtraError
 
@@ -78,7 +78,9 @@ def test_a_vector_environment_that_cannot_be_saved_is_not_chosen() -> None:
         metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
     for name, cls in {"Unsaveable": Unsaveable, "SameStep": SameStep}.items():
-        gym.register(f"factory_test/{name}-v0", entry_point="rl_lab.environments.toy:Counter", vector_entry_point=cls)
+        gym.register(
+            f"factory_test/{name}-v0", entry_point="rl_lab.environments.suites.toy:Counter", vector_entry_point=cls
+        )
     assert way(id="factory_test/Unsaveable-v0", num_envs=2) is SyncEnvironment
     with pytest.raises(ConfigError, match=r"resets in mode .*SAME_STEP, rows need NEXT_STEP"):
         make_environment(id="factory_test/SameStep-v0", vectorization="native")
@@ -90,7 +92,10 @@ def test_a_vector_environment_that_cannot_be_saved_is_not_chosen() -> None:
         ({"id": "CartPol-v1"}, r"'CartPol-v1' is not registered. Did you mean 'CartPole-v1'\?.*package:Name-v0"),
         ({"id": "Taxi-v3"}, "'Taxi-v3' is not registered; this environment is now called 'Taxi-v4'. Write Taxi-v4"),
         ({"id": "CartPole"}, "now called 'CartPole-v1'"),
-        ({"id": "rl_lab.environments.toy:Taxi-v3"}, "now called 'Taxi-v4'. Write rl_lab.environments.toy:Taxi-v4"),
+        (
+            {"id": "rl_lab.environments.suites.toy:Taxi-v3"},
+            "now called 'Taxi-v4'. Write rl_lab.environments.suites.toy:Taxi-v4",
+        ),
         (
             {"id": "no_such_package:Env-v0"},
             "there is no Python package 'no_such_package'. It was looked for in /.*pip install -e",

@@ -309,6 +309,31 @@ def test_a_run_that_was_stopped_is_not_continued_by_a_resume() -> None:
     assert scheduler.run_counts.updates == updates
 
 
+def test_a_stopped_run_whose_final_evaluation_was_interrupted_only_evaluates_after_a_resume() -> None:
+    scores: list[BaseException | Metrics] = [KeyboardInterrupt(), {"eval/episode_return_mean": 4.0}]
+
+    def evaluate(episodes: int) -> Metrics:
+        score = scores.pop(0)
+        if isinstance(score, BaseException):
+            raise score
+        return score
+
+    loop = make_orchestrator(
+        Diary(),
+        [phase("train", duration_cycles=100)],
+        environment=counter(),
+        buffers=rollout(),
+        evaluate=evaluate,
+        evaluation=EvaluationPlan(final_episodes=1),
+        stop=StopRules(env_frames=30),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    updates = loop.scheduler.run_counts.updates
+    assert loop.run() == "stopped"
+    assert (loop.scheduler.run_counts.updates, loop.housekeeping.last_score) == (updates, 4.0)
+
+
 class OnPolicyDiary(Diary):
     is_on_policy = True
 

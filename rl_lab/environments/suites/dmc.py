@@ -240,7 +240,7 @@ for _domain, _tasks in DOMAINS.items():
     for _task in _tasks.split():
         gym.register(
             f"dmc/{_domain}_{_task}",
-            entry_point="rl_lab.environments.dmc:DeepMindControl",
+            entry_point="rl_lab.environments.suites.dmc:DeepMindControl",
             kwargs={"domain": _domain, "task": _task},
             max_episode_steps=EPISODE_FRAMES,
         )

@@ -111,6 +111,6 @@ class BernoulliBandit(ManyArms):
 for _name, _class in (("BanditGaussian", GaussianBandit), ("BanditBernoulli", BernoulliBandit)):
     gym.register(
         f"rl_lab/{_name}-v0",
-        entry_point=f"rl_lab.environments.bandits:{_class.__name__}",
+        entry_point=f"rl_lab.environments.suites.bandits:{_class.__name__}",
         disable_env_checker=True,  # tested here; Gymnasium's checker would add warnings to every scratch run
     )

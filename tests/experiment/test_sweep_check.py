@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_lab.launch import check
-from rl_lab.launch.check import check_sweep, find_problems
+from rl_lab.experiment import sweep_check
+from rl_lab.experiment.sweep_check import check_sweep, find_problems
 from rl_lab.types import ConfigError
 
 SMALL = ["preset=debug", "runtime.device=cpu"]
@@ -31,7 +31,7 @@ def test_every_refused_member_is_named_with_its_reason() -> None:
 
 def test_members_that_differ_by_their_seed_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    monkeypatch.setattr(check, "check", lambda config: built.append(config["seed"]))
+    monkeypatch.setattr(sweep_check, "check", lambda config: built.append(config["seed"]))
     sweep = [("", [f"seed={seed}", f"algorithm.epochs={epochs}"]) for epochs in (1, 2) for seed in (0, 1)]
     assert find_problems(sweep, None) == []
     assert built == [0, 0]

@@ -230,7 +230,7 @@ class Faulty(gym.Env):
 
 def _register(name: str, entry_point: str, max_episode_steps: int | None, **settings: Any) -> None:
     # Our environments are tested here; Gymnasium's checker would add warnings to every step of a scratch run.
-    module = "rl_lab.environments.toy"
+    module = "rl_lab.environments.suites.toy"
     gym.register(
         f"rl_lab/{name}-v0",
         entry_point=f"{module}{entry_point}",
@@ -241,7 +241,7 @@ def _register(name: str, entry_point: str, max_episode_steps: int | None, **sett
 
 
 _register("Counter", ":Counter", None)
-_register("NativeCounter", ":Counter", None, vector_entry_point="rl_lab.environments.toy:NativeCounter")
+_register("NativeCounter", ":Counter", None, vector_entry_point="rl_lab.environments.suites.toy:NativeCounter")
 _register("Recall", ":Recall", 100, reward_threshold=0.95)
 _register("MultiTarget", ":MultiTarget", 100, reward_threshold=9.5)
 _register("MaskedChain", ":MaskedChain", 50, reward_threshold=0.9)

@@ -15,13 +15,13 @@ from rl_lab.config.files import PACKAGE_CONFIGS
 from rl_lab.environments import make_environment
 from rl_lab.environments.catalog import describe, list_environments
 from rl_lab.environments.checker import check_environment
-from rl_lab.environments.dmc import DOMAINS
 from rl_lab.environments.rendering import prepare_headless
+from rl_lab.environments.suites.dmc import DOMAINS
 from rl_lab.types import ConfigError
 from rl_lab.utils import tree
 
-from .helpers import as_tree, play
-from .test_snapshot import continues_identically
+from ..helpers import as_tree, play
+from ..test_snapshot import continues_identically
 
 prepare_headless()
 suite = pytest.importorskip("dm_control.suite", reason="needs pip install 'rl-lab[dmc]'")

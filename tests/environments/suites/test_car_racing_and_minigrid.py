@@ -15,8 +15,8 @@ from rl_lab.environments import make_environment
 from rl_lab.environments.checker import check_environment
 from rl_lab.types import ConfigError
 
-from .helpers import play
-from .test_snapshot import continues_identically
+from ..helpers import play
+from ..test_snapshot import continues_identically
 
 GRID = "MiniGrid-DoorKey-5x5-v0"
 
@@ -143,7 +143,7 @@ def test_minigrid_continues_bit_for_bit() -> None:
 
 @pytest.mark.usefixtures("minigrid")
 def test_the_checker_only_mentions_the_replay() -> None:
-    from rl_lab.environments.minigrid import MiniGridView
+    from rl_lab.environments.suites.minigrid import MiniGridView
 
     findings = check_environment(lambda: MiniGridView(gym.make(GRID)), steps=300)
     assert [finding.level for finding in findings] == ["warning"] and "replay" in findings[0].what

@@ -118,13 +118,16 @@ def read_settings(config: Config) -> Settings:
             raise ConfigError(f"{key} is {config[key]!r}: it is a block of settings, such as `{key}: {{...}}`.")
     if isinstance(config["seed"], bool) or not isinstance(config["seed"], int) or config["seed"] < 0:
         raise ConfigError(f"seed is {config['seed']!r}: write a whole number from 0 on.")
+    plugins = config["plugins"] or ()
+    if not isinstance(plugins, list | tuple) or not all(isinstance(each, str) for each in plugins):
+        raise ConfigError(f"plugins is {plugins!r}: write a list of packages, such as [my_package].")
     training: TrainingBlock = _block(TrainingBlock, config, "training")
     places = [f"training.phases.{index}" for index in range(len(training.phases))]
     phases = [make_phase(dict(phase), place=place) for phase, place in zip(training.phases, places, strict=True)]
     return Settings(
         experiment=_block(ExperimentBlock, config, "experiment"),
         seed=config["seed"],
-        plugins=tuple(config["plugins"] or ()),
+        plugins=tuple(plugins),
         phases=tuple(limited(phase, training.limit_cycles) for phase in phases),
         checkpoint=call_checked(CheckpointBlock, training.checkpoint, place="training.checkpoint"),
         stop=call_checked(StopBlock, training.stop, place="training.stop"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_lab.collection.evaluator import Evaluator
@@ -10,6 +10,7 @@ from rl_lab.config.files import from_yaml
 from rl_lab.config.schema import read_settings
 from rl_lab.experiment.agent import Agent, build_agent, build_runtime
 from rl_lab.experiment.build import build_evaluator
+from rl_lab.experiment.trust import check_consent
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.migrate import migrate_config
 from rl_lab.runs.run_directory import RunDirectory
@@ -23,6 +24,13 @@ def load_config(run: RunDirectory) -> dict[str, Any]:
     manifest = run.read_manifest()
     config = from_yaml(run.read_config_text(), place=str(run.config_path))
     return migrate_config(config, int(manifest["config_schema_version"]))
+
+
+def open_config(run: RunDirectory, trust: Sequence[str]) -> dict[str, Any]:
+    """The saved config of a run, to build it: packages it names need consent from outside the run."""
+    config = load_config(run)
+    check_consent(config, run.path, trust)
+    return config
 
 
 def load_checkpoint(run: RunDirectory, which: Any, *more: str) -> Checkpoint:

@@ -44,7 +44,6 @@ class Run:
     """A run on disk."""
 
     directory: RunDirectory
-    signal_number: int | None = None  # of the signal that asked it to leave, if one did while this process ran it
 
     @property
     def id(self) -> str:
@@ -101,7 +100,7 @@ def train_config(
     quiet: bool = False,
 ) -> Run:
     """Train a composed config in a new run directory."""
-    return Run(*session.start_run(config, overrides=overrides, run_id=run_id, runs_dir=runs_dir, quiet=quiet))
+    return Run(session.start_run(config, overrides=overrides, run_id=run_id, runs_dir=runs_dir, quiet=quiet))
 
 
 def resume(
@@ -123,7 +122,8 @@ def resume(
                 "An exact resume takes no overrides, since it continues bit for bit. To go on with other settings, "
                 "use --mode warm_start_optimizer, which starts a new run from these weights."
             )
-        return Run(directory, session.continue_run(directory, config, quiet=quiet))
+        session.continue_run(directory, config, quiet=quiet)
+        return Run(directory)
     store = CheckpointStore(directory.checkpoints_dir)
     found = store.load_newest_valid(logging.getLogger("rl_lab").warning, Experiment.WARM_SECTIONS)
     if found is None:
@@ -135,7 +135,7 @@ def resume(
         quiet=quiet,
         warm_start=(found, mode == "warm_start_optimizer"),
     )
-    return Run(*started)
+    return Run(started)
 
 
 def _spell(value: Any) -> str:

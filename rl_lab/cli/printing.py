@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MINIMUM_LAST_COLUMN = 12
+
+
+def say(*words: object, sep: str = " ", end: str = "\n", file: IO[str] | None = None) -> None:
+    """Print at once; where nobody can read it any more (a closed terminal, a full disk) go on without a word."""
+    stream = file or sys.stdout
+    try:
+        print(*words, sep=sep, end=end, file=stream, flush=True)
+    except OSError:
+        give_up_if_broken(stream)
+
+
+def give_up_if_broken(stream: IO[str], probe: str = "") -> bool:
+    """Whether a stream can no longer be written to, not even `probe`; what follows on it is then thrown away."""
+    try:
+        print(probe, end="", file=stream, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return True
+    return False
+
+
+def open_closed_streams() -> None:
+    """Python has None for a stream that was closed before it began (`>&-`); the next file would get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8"))
 
 
 def print_json(value: object) -> None:

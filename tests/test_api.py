@@ -16,6 +16,7 @@ import rl_lab
 from rl_lab import api
 from rl_lab.config.compose import apply_overrides
 from rl_lab.experiment import session
+from rl_lab.experiment.load import differences
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.runs import report
@@ -116,9 +117,33 @@ def test_masks_that_an_environment_does_not_have_leave_no_run(runs_dir: Path) ->
 
 def test_resume_existing_returns_a_finished_run_untouched(finished: api.Run) -> None:
     before = (finished.path / "metrics.jsonl").read_bytes()
-    again = train(finished.path.parent, run_id="finished", resume_existing=True)
+    again = train(finished.path.parent, run_id="finished", seed=3, resume_existing=True)
     assert again.id == finished.id
     assert (finished.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_existing_refuses_other_settings_with_the_difference(finished: api.Run) -> None:
+    more = ["algorithm.clip_range=0.5", "+environment.kwargs.sutton_barto_reward=true", "environment.max_restarts=3"]
+    with pytest.raises(ConfigError) as refusal:
+        train(finished.path.parent, *more, run_id="finished", resume_existing=True)
+    assert str(refusal.value).splitlines() == [
+        "Run finished has other settings than those asked for:",
+        "  seed: 3 in the run, 0 asked for",
+        "  algorithm.clip_range: 0.2 in the run, 0.5 asked for",
+        "  environment.kwargs.sutton_barto_reward: nothing in the run, True asked for",
+        "  To go on with its own, write `rl-lab resume finished`; for others choose another --run-id.",
+    ]
+
+
+def test_many_differences_are_not_all_listed(finished: api.Run) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)asked for:.*\.\.\. and \d+ more\n  To go on"):
+        api.train("dqn_cartpole", run_id="finished", runs_dir=finished.path.parent, resume_existing=True)
+
+
+def test_settings_that_a_newer_version_knows_are_no_difference() -> None:
+    run, asked = {"environment": {"id": "A"}, "runs": {"id": "x"}}, {"environment": {"id": "A", "new": 1}, "runs": {}}
+    assert differences(run, asked, []) == []
+    assert differences(run, asked, ["+environment.new=1"]) == ["environment.new: nothing in the run, 1 asked for"]
 
 
 def test_the_same_seed_gives_the_same_rows(finished: api.Run, runs_dir: Path) -> None:
@@ -326,9 +351,27 @@ def test_a_finished_run_is_not_resumed(finished: api.Run) -> None:
         api.resume(finished, quiet=True)
 
 
-def test_an_exact_resume_takes_no_overrides(interrupted: api.Run) -> None:
-    with pytest.raises(ConfigError, match="An exact resume takes no overrides.*warm_start_optimizer"):
+def test_an_exact_resume_takes_no_overrides_that_change_a_number(interrupted: api.Run) -> None:
+    with pytest.raises(
+        ConfigError, match="seed=1: an exact resume .* changes only environment.max_restarts and .*optim"
+    ):
         api.resume(interrupted, overrides=["seed=1"])
+
+
+@pytest.mark.parametrize("how", ["resume", "train"])
+def test_the_restarts_an_environment_may_have_can_be_changed_at_a_resume(
+    interrupted: api.Run, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    seen: list[Any] = []
+    original = session.build
+    monkeypatch.setattr(session, "build", lambda config, **things: seen.append(config) or original(config, **things))
+    if how == "resume":
+        resumed = api.resume(interrupted, overrides=["environment.max_restarts=77"], quiet=True)
+    else:
+        more = ["environment.max_restarts=77"]
+        resumed = train(interrupted.path.parent, *more, run_id="interrupted", seed=3, resume_existing=True)
+    assert resumed.status["state"] == "finished"
+    assert seen[0]["environment"]["max_restarts"] == 77
 
 
 def test_a_mode_that_is_not_there_is_refused(finished: api.Run) -> None:

@@ -82,8 +82,10 @@ def _dispatch(words: list[str]) -> int:
     while words and words[0] == "--debug":
         words = words[1:]
     if not words or words[0] in ("-h", "--help", "help"):
-        if len(words) > 1:  # rl-lab help train
+        if words[1:] and words[1] in SUMMARIES:  # rl-lab help train
             return _dispatch([words[1], "--help"])
+        if words[1:] and words[1] not in ("-h", "--help", "help"):
+            return _dispatch(words[1:])
         print(_help())
         return 0
     if words[0] in ("-V", "--version", "version"):

@@ -58,6 +58,10 @@ def test_version(rl: Any) -> None:
     assert rl("--version").out.startswith("rl-lab ")
 
 
+def test_help_of_help_is_the_help(rl: Any) -> None:
+    assert rl("help", "help") == rl("--help", "-h") == rl("help")
+
+
 def test_unknown_command_names_the_nearest(rl: Any) -> None:
     answer = rl("trian")
     assert answer.code == 2

@@ -60,6 +60,7 @@ def test_a_finished_run_is_not_resumed(rl: Any, runs_dir: Path) -> None:
         (["environment.id=CartPole-v0123"], "CartPole-v0123"),
         (["algorithm.epochs=many"], "many"),
         (["seed=1,2"], "Add -m"),
+        (["-m", "seed=range(0)"], "seed=range(0) names no value at all, so there is nothing to train."),
         (["--config-dir", "nowhere"], "nowhere"),
     ],
 )

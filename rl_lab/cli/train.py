@@ -65,7 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.multirun:
         from rl_lab.cli.multirun import train_all
+        from rl_lab.experiment.sweep_check import check_sweep
 
+        check_sweep(sweep, arguments.config_dir)
         return train_all(sweep, arguments)
     return _train_one(experiment, overrides, arguments)
 

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rl_lab.training.schedules import Schedule, parse_number
 from rl_lab.types import ConfigError, did_you_mean
 
 OWN_PACKAGES = ("rl_lab", "torch")
 TORCH_HOMES = ("torch.nn.", "torch.optim.")
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Schedule: "a schedule"}
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 PART_KEYS = {"input": "input_size", "target": "target_size"}  # `input: encoder` hands that part's output_size over
 
 
@@ -129,10 +128,15 @@ def call_checked(
 
 
 def checked_value(value: Any, annotation: Any, *, place: str) -> Any:
-    """The value as the annotation wants it (schedules parsed, lists as tuples where asked), or a ConfigError."""
+    """The value as the annotation wants it (lists as tuples where asked), or a ConfigError.
+
+    A class that has `from_config(value, place)`, such as Schedule, reads its own spellings.
+    """
     options = _options(annotation)
-    if Schedule in options and not isinstance(value, bool | None):
-        return parse_number(value, place)
+    if not isinstance(value, bool | None):
+        for option in options:
+            if hasattr(option, "from_config"):
+                return option.from_config(value, place)
     for option in options:
         fits, converted = _fit(value, option, place)
         if fits:
@@ -203,6 +207,8 @@ def _words(option: Any) -> str:
         return f"a list of {len(get_args(option))}"
     if get_origin(option) is not None:
         return "a mapping" if issubclass(get_origin(option), Mapping) else "a list"
+    if hasattr(option, "from_config"):
+        return f"a {option.__name__.lower()}"
     return WORDS.get(option, str(option))
 
 

@@ -27,6 +27,7 @@ from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
 from rl_lab.experiment.agent import Agent, build_agent, build_runtime
 from rl_lab.experiment.film import film_plan
+from rl_lab.experiment.plans import make_plans
 from rl_lab.experiment.saver import REPLAY, RandomState, make_saver
 from rl_lab.kernels.door import listen
 from rl_lab.metrics.logger import MetricLogger
@@ -91,6 +92,7 @@ def build(
 ) -> Experiment:
     """The whole experiment; with `run` None nothing is written (checks and dry runs)."""
     settings = read_settings(config)
+    plans = make_plans(settings)
     with ExitStack() as opened:  # a config that is refused half-way leaves no worker and no open file behind
         environment = build_environment(config, stream="train_environment")
         opened.callback(environment.close)
@@ -112,11 +114,11 @@ def build(
             usage=_usage(time_split, stopwatch, scheduler),
             display=display,
             stopwatch=stopwatch,
-            log_cadence=settings.logging.cadence(),
-            checkpoint_cadence=settings.checkpoint.cadence(),
-            evaluation=settings.evaluation.plan(),
-            stop_rules=settings.stop,
-            films=film_plan(run, settings.evaluation, agent, evaluator),
+            log_cadence=plans.log,
+            checkpoint_cadence=plans.checkpoint,
+            evaluation=plans.evaluation,
+            stop_rules=plans.stop,
+            films=film_plan(run, settings.evaluation, plans.film, agent, evaluator),
             on_save=on_save,
         )
         targets |= {"progress": housekeeping, "phase_state": scheduler, **agent.state_targets(), "buffers": buffers}

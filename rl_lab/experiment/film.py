@@ -7,6 +7,7 @@ from pathlib import Path
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.schema import EvaluationBlock
 from rl_lab.experiment.agent import Agent
+from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.housekeeping import FilmPlan
 from rl_lab.runs.film import FilmFiles, write_film
 from rl_lab.runs.run_directory import RunDirectory
@@ -27,7 +28,9 @@ def film_dreams(
     return write_film(path, map_leaves(lambda values: values.cpu().numpy(), film), context=context)
 
 
-def film_plan(run: RunDirectory | None, block: EvaluationBlock, agent: Agent, evaluator: Evaluator) -> FilmPlan:
+def film_plan(
+    run: RunDirectory | None, block: EvaluationBlock, cadence: Cadence, agent: Agent, evaluator: Evaluator
+) -> FilmPlan:
     for name in ("dream_every_steps", "dream_every_updates"):
         if (every := getattr(block, name)) is not None and not can_dream(agent.workflow):
             raise ConfigError(
@@ -43,7 +46,7 @@ def film_plan(run: RunDirectory | None, block: EvaluationBlock, agent: Agent, ev
         name = f"dream_update_{counts.updates:012d}" if by_updates else f"dream_{counts.agent_steps:012d}"
         return film_dreams(agent, evaluator, folder / f"{name}.mp4")
 
-    return FilmPlan(block.film_cadence(), film)
+    return FilmPlan(cadence, film)
 
 
 def record_video(agent: Agent, evaluator: Evaluator, path: Path) -> Path | None:

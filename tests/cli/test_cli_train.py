@@ -101,6 +101,19 @@ def test_a_sweep_without_m_says_add_m(rl: Any, below: SimpleNamespace, word: str
     assert below.api.train.seen == []
 
 
+def test_a_sweep_is_checked_before_it_is_trained(
+    rl: Any, fake: Any, below: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = fake("experiment.sweep_check", check_sweep=Calls())
+    trained = Calls(0)
+    monkeypatch.setattr("rl_lab.cli.multirun.train_all", trained)
+    assert rl("train", "-m", "ppo_a", "seed=0,1", "--config-dir", "mine").code == 0
+    assert checked.check_sweep.seen == [(([("ppo_a", ["seed=0"]), ("ppo_a", ["seed=1"])], Path("mine")), {})]
+    checked.check_sweep.answer = ConfigError("1 of 2 trainings cannot run")
+    assert rl("train", "-m", "seed=0,x").code == 2
+    assert len(trained.seen) == 1
+
+
 def test_two_experiments_are_refused(rl: Any, below: SimpleNamespace) -> None:
     answer = rl("train", "ppo_cartpole", "sed", "seed=1")
     assert answer.code == 2

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_lab.config.compose import compose, explain
+from rl_lab.config.compose import compose
+from rl_lab.config.explain import explain
 from rl_lab.types import ConfigError
 
 

@@ -101,7 +101,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "training.stop.eval_retrun",
         1,
-        "training.stop.eval_retrun is not a setting of StopRules. Did you mean 'eval_return'",
+        "training.stop.eval_retrun is not a setting of StopBlock. Did you mean 'eval_return'",
     ),
     ("training.checkpoint.every_updates", 0, "training.checkpoint.every_updates is 0: write a number above 0, or null"),
     ("evaluation.every_steps", -5, "evaluation.every_steps is -5: write a number above 0, or null for never."),

@@ -12,10 +12,11 @@ from rl_lab.buffers.episodes import EpisodeBuffer
 from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.collection.collector import Collector
 from rl_lab.components.heads.actor_critic import RandomController
+from rl_lab.config.phases import make_phase
 from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.housekeeping import EvaluationPlan
 from rl_lab.orchestration.orchestrator import Orchestrator
-from rl_lab.orchestration.phase_scheduler import PhaseScheduler, make_phase
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import StopRules
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep

@@ -241,7 +241,7 @@ def play(
     if output is None and can_show():
         show(frames, fps=recordings[0].fps, title=directory.id)
         return None
-    path = Path(output) if output is not None else directory.videos_dir / "play.mp4"
+    path = Path(output) if output is not None else directory.output("videos", "play.mp4")
     return write_video(path, frames, recordings[0].fps)
 
 
@@ -301,7 +301,7 @@ def dream(
                 f"Run {directory.id} cannot dream: {type(agent.workflow).__name__} has no world model. "
                 f"Watch it with `rl-lab play {directory.id}`, or train one that can with `rl-lab train dreamer_v3`."
             )
-        path = Path(output) if output is not None else directory.videos_dir / "dream.mp4"
+        path = Path(output) if output is not None else directory.output("videos", "dream.mp4")
         return film_dreams(agent, evaluator, path, sequences=sequences, context=context, horizon=horizon)
 
 

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "policy": ("collection.collector", "environments.recipe", "workflows.base", "types"),
     "api": ("collection", "config", "environments", "experiment", "policy", "runs", "types"),
     "launch": ("types", "utils"),
-    "cli": ("", "api", "config", "experiment", "launch", "runs", "types"),  # "": the package itself, for its version
+    "cli": ("", "api", "config", "experiment", "launch", "runs", "types", "utils"),  # "": the package, for its version
     "__init__": ("api", "policy"),
     "__main__": ("cli",),
 }

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from rl_lab.cli.parsing import Parser, UsageError, nearest
 from rl_lab.cli.printing import give_up_if_broken, open_closed_streams, say
+from rl_lab.utils.text import printable
 
 # Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or
 # standard modules are spelled out in MODULES) and has `build_parser(prog)` and `run(arguments) -> int`.
@@ -29,6 +30,7 @@ COMMANDS = {
     "look at runs": {
         "list": "the runs on this machine, newest first",
         "show": "one run: settings, progress, scores, files",
+        "verify": "check a run's files completely and say what is usable",
     },
     "find your way": {
         "experiments": "the named experiments",
@@ -55,11 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # what cannot be written must show itself here, not at interpreter exit
         return exit_code
     except (SystemExit, KeyboardInterrupt) as end:  # of argparse's --help, or by a signal
-        notes = getattr(end, "__notes__", [])
-        is_ctrl_c = isinstance(end, KeyboardInterrupt)
-        if notes or is_ctrl_c:
+        notes, exit_code = getattr(end, "__notes__", []), getattr(end, "code", 128 + signal.SIGINT)
+        if notes or isinstance(end, KeyboardInterrupt):
             say("\ninterrupted", *notes, sep="\n", file=sys.stderr)
-        return 128 + signal.SIGINT if is_ctrl_c else int(end.code or 0)
+        return int(exit_code or 0)
     except OSError as error:  # of stdout alone: that of a worker or a file must be seen
         if not give_up_if_broken(sys.stdout, probe="\n"):
             raise
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _user_errors() as error:
         if debug:
             raise
-        say(f"error: {error}", file=sys.stderr)
+        say("error:", printable(str(error), keep="\n\t"), file=sys.stderr)
         return EXIT_USAGE if isinstance(error, _config_errors()) else EXIT_FAILED
 
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
+from rl_lab.utils.text import printable
+
 MINIMUM_LAST_COLUMN = 12
 
 
@@ -44,7 +46,7 @@ def open_closed_streams() -> None:
 
 def print_json(value: object) -> None:
     """One JSON document. NaN and infinity, which JSON has no words for, become null."""
-    print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+    print(printable(json.dumps(plain(value), indent=2, ensure_ascii=False), keep="\n"))
 
 
 def plain(value: object) -> Any:
@@ -95,13 +97,16 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def fields(pairs: Iterable[tuple[str, object]], indent: int = 2) -> str:
     """`name   value` lines with aligned values; empty values are left out."""
-    shown = [(name, format_value(value)) for name, value in pairs if value not in (None, "", [], {})]
+    shown = [(printable(name), format_value(value)) for name, value in pairs if value not in (None, "", [], {})]
     width = max((len(name) for name, _ in shown), default=0)
     return "\n".join(f"{'':{indent}}{name:<{width}}  {value}" for name, value in shown)
 
 
 def format_value(value: object) -> str:
-    """Short and readable: 4 significant digits for floats, thousands separated for counts, `-` for nothing."""
+    """Short and readable: 4 significant digits for floats, thousands separated for counts, `-` for nothing.
+
+    Control characters are escaped: the text may come from somebody else's run.
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -114,7 +119,7 @@ def format_value(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, list | tuple):
         return ", ".join(format_value(item) for item in value)
-    return str(value)
+    return printable(str(value))
 
 
 def cut(text: str, width: int) -> str:

@@ -250,4 +250,4 @@ def _write_minari(
 
 def default_output(run: RunDirectory) -> Path:
     """Where a run keeps its recorded episodes."""
-    return run.path / "episodes"
+    return run.output("episodes")

@@ -166,7 +166,7 @@ def test_an_output_that_cannot_be_written_is_no_traceback(
 
 @pytest.mark.parametrize("kind", ["unread", "full", "closed"])
 def test_a_broken_stdout_never_ends_a_training(kind: str, tmp_path: Path) -> None:
-    words = ["train", "ppo_cartpole", "preset=debug", "--run-id", "a", "-q"]
+    words = ["train", "ppo_cartpole", "preset=debug", "logging.terminal=plain", "--run-id", "a"]
     assert rl_lab_with_stdout(kind, *words, "--runs-dir", str(tmp_path)) == (0, "")
     assert RunDirectory.open(tmp_path / "a").read_status()["state"] == "finished"
 

@@ -80,7 +80,7 @@ def test_config_commands_speak_of_the_shipped_experiments(rl: Any, runs_dir: Pat
 
 
 def test_killing_the_parent_of_a_sweep_ends_no_training(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rl_lab", "train", "-m", "seed=0", "--run-id", "s", "-q", "preset=debug"]
+    command = [sys.executable, "-m", "rl_lab", "train", "-m", "seed=0", "--run-id", "s", "preset=debug"]
     command += ["--runs-dir", str(tmp_path), "training.limit_cycles=20"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     run = tmp_path / "s"

@@ -26,7 +26,7 @@ from rl_lab.experiment.agent import Agent
 from rl_lab.experiment.build import Experiment
 from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run, default_output
 from rl_lab.experiment.film import can_dream, film_dreams, record_video
-from rl_lab.experiment.load import load_agent, load_config, open_config
+from rl_lab.experiment.load import CHANGEABLE, differences, load_agent, load_config, open_config
 from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.policy import Policy
 from rl_lab.runs.checkpoint import CheckpointStore
@@ -45,7 +45,6 @@ class Run:
     """A run on disk."""
 
     directory: RunDirectory
-    signal_number: int | None = None  # of the signal that asked it to leave, if one did while this process ran it
 
     @property
     def id(self) -> str:
@@ -87,10 +86,23 @@ def train(
     runs_dir = Path(runs_dir if runs_dir is not None else config["runs"]["directory"])
     run_id = run_id if run_id is not None else config["runs"]["id"]
     if resume_existing and run_id is not None and (runs_dir / run_id / "config.yaml").exists():
-        existing = Run(RunDirectory.open(runs_dir / run_id))
-        is_done = existing.status["state"] in session.DONE
-        return existing if is_done else resume(existing, quiet=quiet, trust=[*foreign_packages(config)])
+        return _resume_as_asked(RunDirectory.open(runs_dir / run_id), config, [*overrides, *spelled], quiet=quiet)
     return train_config(config, overrides=[*overrides, *spelled], run_id=run_id, runs_dir=runs_dir, quiet=quiet)
+
+
+def _resume_as_asked(directory: RunDirectory, config: dict[str, Any], overrides: Sequence[str], *, quiet: bool) -> Run:
+    """Continue a run that exists, if the settings asked for are its own; a finished one is returned as it is."""
+    if found := differences(load_config(directory), config, overrides):
+        more = [f"... and {len(found) - 8} more"] if len(found) > 8 else []
+        raise ConfigError(
+            "\n  ".join([f"Run {directory.id} has other settings than those asked for:", *found[:8], *more])
+            + f"\n  To go on with its own, write `rl-lab resume {directory.id}`; for others choose another --run-id."
+        )
+    if directory.read_status()["state"] in session.DONE:
+        return Run(directory)
+    changed = {key: config["environment"].get(key.partition(".")[2]) for key in CHANGEABLE}
+    words = [f"{key}={value}" for key, value in changed.items() if value is not None]
+    return resume(directory.path, overrides=words, trust=[*foreign_packages(config)], quiet=quiet)
 
 
 def train_config(
@@ -103,7 +115,7 @@ def train_config(
 ) -> Run:
     """Train a composed config in a new run directory."""
     remember_consent(config)
-    return Run(*session.start_run(config, overrides=overrides, run_id=run_id, runs_dir=runs_dir, quiet=quiet))
+    return Run(session.start_run(config, overrides=overrides, run_id=run_id, runs_dir=runs_dir, quiet=quiet))
 
 
 def resume(
@@ -121,12 +133,17 @@ def resume(
     directory = _directory(run, runs_dir)
     config = open_config(directory, trust)
     if mode == "exact":
-        if overrides:
-            raise ConfigError(
-                "An exact resume takes no overrides, since it continues bit for bit. To go on with other settings, "
-                "use --mode warm_start_optimizer, which starts a new run from these weights."
-            )
-        return Run(directory, session.continue_run(directory, config, quiet=quiet))
+        for word in overrides:
+            key = word.lstrip("+").partition("=")[0]
+            if key not in CHANGEABLE:
+                raise ConfigError(
+                    f"{word}: an exact resume continues bit for bit, so it changes only {' and '.join(CHANGEABLE)}. To "
+                    "go on with other settings, use --mode warm_start_optimizer, which starts a new run from these "
+                    "weights."
+                )
+            config["environment"].setdefault(key.partition(".")[2], None)  # a run of an earlier version may lack it
+        session.continue_run(directory, apply_overrides(config, overrides), quiet=quiet)
+        return Run(directory)
     store = CheckpointStore(directory.checkpoints_dir)
     found = store.load_newest_valid(logging.getLogger("rl_lab").warning, Experiment.WARM_SECTIONS)
     if found is None:
@@ -138,7 +155,7 @@ def resume(
         quiet=quiet,
         warm_start=(found, mode == "warm_start_optimizer"),
     )
-    return Run(*started)
+    return Run(started)
 
 
 def _spell(value: Any) -> str:
@@ -236,7 +253,7 @@ def play(
     if output is None and can_show():
         show(frames, fps=recordings[0].fps, title=directory.id)
         return None
-    path = Path(output) if output is not None else directory.videos_dir / "play.mp4"
+    path = Path(output) if output is not None else directory.output("videos", "play.mp4")
     return write_video(path, frames, recordings[0].fps)
 
 
@@ -298,7 +315,7 @@ def dream(
                 f"Run {directory.id} cannot dream: {type(agent.workflow).__name__} has no world model. "
                 f"Watch it with `rl-lab play {directory.id}`, or train one that can with `rl-lab train dreamer_v3`."
             )
-        path = Path(output) if output is not None else directory.videos_dir / "dream.mp4"
+        path = Path(output) if output is not None else directory.output("videos", "dream.mp4")
         return film_dreams(agent, evaluator, path, sequences=sequences, context=context, horizon=horizon)
 
 

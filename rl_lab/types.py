@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # only names in annotations: commands that train nothing start without torch
+    from collections.abc import Callable
+
     import numpy as np
     from torch import Tensor
 
@@ -140,6 +142,12 @@ class EnvRows:
     is_first: np.ndarray  # bool [N]
     is_last: np.ndarray  # bool [N]
     is_terminal: np.ndarray  # bool [N]
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> EnvRows:
+        """The same rows with `function` applied to every array."""
+        observation = {key: function(values) for key, values in self.observation.items()}
+        flags = (self.is_first, self.is_last, self.is_terminal)
+        return EnvRows(observation, function(self.reward), *(function(values) for values in flags))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rl_lab import api
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.lock import RunLock
 from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.verify import verify_run
 from rl_lab.types import EnvironmentFault, RunError
 from tests.test_resume import assert_same_run, overrides_of, reproducible_rows
 
@@ -114,6 +115,7 @@ def test_an_environment_that_changes_the_working_directory_moves_no_run(
     run = train(Path("runs"), "mine")
     assert run.status["state"] == "finished"
     assert run.path == tmp_path / "runs" / "mine"
+    assert verify_run(run.directory).findings == []
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

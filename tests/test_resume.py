@@ -253,7 +253,7 @@ def test_many_kills_resume_bit_for_bit(case: str, tmp_path: Path) -> None:
         assert_same_run(runs_dir / "cut", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(number: signal.Signals, tmp_path: Path) -> None:
     experiment, overrides = overrides_of("ppo discrete, native", updates=60)
     api.train(experiment, overrides=overrides, run_id="whole", runs_dir=tmp_path, quiet=True)
@@ -262,7 +262,7 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(number: signal.Signa
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "rl-lab resume cut" in errors.decode()
+    assert f"rl-lab resume {tmp_path / 'cut'}" in errors.decode()
     assert RunDirectory.open(tmp_path / "cut").read_status()["state"] == "interrupted"
     api.resume("cut", runs_dir=tmp_path, quiet=True)
     assert_same_run(tmp_path / "cut", tmp_path / "whole")

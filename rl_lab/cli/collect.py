@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from rl_lab.cli.parsing import Parser, UsageError, add_json, add_quiet, add_runs_dir, add_trust, one_name, positive
-from rl_lab.cli.printing import fields, only_json_on_stdout, print_json
+from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
 
 DESCRIPTION = """Write a dataset from a run's policy, or from the random one. A phase of type offline learns from it.
 
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.quiet:
         print(written.dataset)
     else:
-        print(f"{written.path}: {written.environment}, played by {written.source}")
+        print("{}: {}, played by {}".format(*map(format_value, (written.path, written.environment, written.source))))
         print(fields((name, facts[name]) for name in facts if name not in ("path", "environment", "source")))
     return 0
 

@@ -26,6 +26,7 @@ FREE_WORDS = {
     "dream": "runs",
     "collect": "runs",
     "show": "runs",
+    "verify": "runs",
     "config": "experiments",
 }
 

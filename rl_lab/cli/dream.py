@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, add_trust, positive
+from rl_lab.cli.printing import format_value
 
 DESCRIPTION = """Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
 it expects once it only hears the actions. A png beside the video shows reward, continue and value."""
@@ -53,5 +54,5 @@ def run(arguments: argparse.Namespace) -> int:
         trust=arguments.trust,
     )
     if not arguments.quiet:
-        print(f"video: {written.video}\ncurves: {written.curves}")
+        print(f"video: {format_value(written.video)}\ncurves: {format_value(written.curves)}")
     return 0

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, add_trust, positive, runs_dir_of
-from rl_lab.cli.printing import fields, only_json_on_stdout, print_json
+from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
 
 DESCRIPTION = """Score a run's policy, acting without exploration, over finished episodes in environments of its own."""
 
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.quiet:
         print(scores["eval/episode_return_mean"])
     else:
-        print(f"{directory.id}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes")
+        print(f"{format_value(directory.id)}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes")
         print(fields(scores.items()))
         if arguments.video:
             print(f"  video: {arguments.video}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_lab.cli.parsing import runs_dir_of
-from rl_lab.cli.printing import table
+from rl_lab.cli.printing import say, table
 from rl_lab.launch.local import Member, Supervisor, default_jobs
 
 
@@ -18,12 +18,12 @@ def train_all(sweep: Sequence[tuple[str, list[str]]], arguments: argparse.Namesp
     members = plan(sweep, arguments)
     jobs = min(arguments.jobs or default_jobs(), len(members))
     if not arguments.quiet:
-        print(f"{len(members)} trainings, {jobs} at a time")
+        say(f"{len(members)} trainings, {jobs} at a time")
     signal_number = Supervisor(members, jobs, show=_show, on_signal=_announce).run()
     if not arguments.quiet:
-        print(summary(members, runs_dir_of(arguments)))
+        say(summary(members, runs_dir_of(arguments)))
     if signal_number is not None:
-        print("interrupted: the same command with --run-id and --resume goes on", file=sys.stderr)
+        say("interrupted: the same command with --run-id and --resume goes on", file=sys.stderr)
         return 128 + signal_number
     return 0 if all(member.exit_code == 0 for member in members) else 1
 
@@ -74,9 +74,8 @@ def summary(members: Sequence[Member], runs_dir: Path) -> str:
 
 
 def _show(label: str, line: str) -> None:
-    sys.stdout.write(f"[{label}] {line}")
-    sys.stdout.flush()
+    say(f"[{label}] {line}", end="")
 
 
 def _announce() -> None:
-    print("\nstopping: each training saves first; again to hurry, three times to kill", file=sys.stderr)
+    say("\nstopping: each training saves first; again to hurry, three times to kill", file=sys.stderr)

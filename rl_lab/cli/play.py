@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, add_trust, positive
+from rl_lab.cli.printing import format_value
 
 DESCRIPTION = """Watch a run's policy: in a window where there is a display, as an mp4 file otherwise."""
 
@@ -43,5 +44,5 @@ def run(arguments: argparse.Namespace) -> int:
         trust=arguments.trust,
     )
     if video is not None and not arguments.quiet:
-        print(f"video: {video}")
+        print(f"video: {format_value(video)}")
     return 0

@@ -27,7 +27,7 @@ rl-lab resume @last --mode warm_start_optimizer training.phases.train.duration_s
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="settings to change (not in mode exact)")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="settings to change (mode exact: only some)")
     parser.add_argument("--mode", choices=list(MODES), default="exact", help="how much to carry over (see above)")
     add_runs_dir(parser)
     add_trust(parser)

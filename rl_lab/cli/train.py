@@ -51,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_lab.config import compose as composition
 
     sweep = list(product((experiment or "").split(","), composition.split_sweep(overrides)))
+    if not sweep:
+        raise UsageError(f"{' '.join(overrides)} names no value at all, so there is nothing to train.")
     if len(sweep) > 1 and not arguments.multirun:
         listed = next(word for word in [experiment or "", *overrides] if "," in word)
         raise UsageError(

@@ -91,8 +91,7 @@ def restore(env: Any, snapshot: dict[str, Any], *, episode_seed: int | None) -> 
         )
     mode = snapshot["mode"]
     if mode == "attributes":
-        for layer, values in zip(chain, from_text(snapshot["text"]), strict=True):
-            _set_attributes(layer, values, chain)
+        _set_attributes(chain, from_text(snapshot["text"]))
         return True, None
     if mode == "own":
         return _restore_own(chain, snapshot["text"]), None
@@ -105,7 +104,13 @@ def attributes(layer: Any, chain: list[Any]) -> dict[str, Any]:
     """The attributes that say where one layer stands. A class with __slots__ hides some, so it counts as not plain."""
     if any(cls.__dict__.get("__slots__") for cls in type(layer).__mro__):
         return {"__slots__": object()}
-    return {name: value for name, value in vars(layer).items() if not _is_ignored(name, value, chain)}
+
+    def is_ignored(name: str, value: Any) -> bool:
+        if name in IGNORED_NAMES or isinstance(value, IGNORED_KINDS) or _is_drawing(value):
+            return True
+        return any(value is other for other in chain)
+
+    return {name: value for name, value in vars(layer).items() if not is_ignored(name, value)}
 
 
 def has_own_state(env: Any) -> bool:
@@ -121,12 +126,6 @@ def _takes(method: Any, count: int) -> bool:
     except (TypeError, ValueError):  # too few or too many arguments; or a C function without a signature
         return False
     return True
-
-
-def _is_ignored(name: str, value: Any, chain: list[Any]) -> bool:
-    if name in IGNORED_NAMES or isinstance(value, IGNORED_KINDS) or _is_drawing(value):
-        return True
-    return any(value is layer for layer in chain)
 
 
 def _is_drawing(value: Any) -> bool:
@@ -149,15 +148,17 @@ def _restore_own(chain: list[Any], text: str) -> bool:
     content = from_text(text)
     chain[-1].set_state(content["state"])
     chain[-1].__dict__["_np_random"] = content["random"]  # get_state rarely includes it
-    for layer, values in zip(chain, content["wrappers"], strict=False):
-        _set_attributes(layer, values, chain)
+    _set_attributes(chain, content["wrappers"])
     return to_text(_own_content(chain)) == text
 
 
-def _set_attributes(layer: Any, values: dict[str, Any], chain: list[Any]) -> None:
-    for name in attributes(layer, chain).keys() - values.keys():
-        del layer.__dict__[name]
-    layer.__dict__.update(values)  # not setattr: a property would do more than put the value back
+def _set_attributes(chain: list[Any], saved: Sequence[dict[str, Any] | None]) -> None:
+    """Outermost first; None, or nothing saved of the innermost: a layer stays as it is."""
+    for layer, values in zip(chain, saved, strict=False):
+        if values is not None:
+            for name in attributes(layer, chain).keys() - values.keys():
+                del layer.__dict__[name]
+            layer.__dict__.update(values)  # not setattr: a property would do more than put the value back
 
 
 def _text_or_none(layer: Any, chain: list[Any]) -> str | None:
@@ -174,7 +175,5 @@ def _replay(chain: list[Any], snapshot: dict[str, Any], episode_seed: int | None
     for action in actions.tolist() if actions.ndim == 1 else actions:
         observation = env.step(action)[0]
     # Counters that outlive an episode (visit counts, say) were not replayed from the first episode on.
-    for layer, text in zip(chain, snapshot["wrappers"], strict=False):
-        if text is not None:
-            _set_attributes(layer, from_text(text), chain)
+    _set_attributes(chain, [None if text is None else from_text(text) for text in snapshot["wrappers"]])
     return observation

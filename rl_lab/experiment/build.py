@@ -203,7 +203,9 @@ def build_logger(
     display = LiveDisplay(title=title, total=total_steps(settings.phases), mode=mode)
     writers: list[Writer] = [display]
     if run is not None:
-        writers += [JsonlWriter(run.metrics_path), TextLogWriter(run.log_path)]
+        log = TextLogWriter(run.log_path)
+        display.on_failure = partial(log.message, level="warning")
+        writers += [JsonlWriter(run.metrics_path), log]
         if settings.logging.tensorboard:
             writers.append(TensorBoardWriter(run.tensorboard_dir))
     return MetricLogger(writers), display

@@ -115,6 +115,7 @@ def _collect(
     path = _free_place(request)
     if request.seed is not None:
         config["seed"] = request.seed
+    phases = read_settings(config).phases
     with ExitStack() as opened, readable_disk_errors(path):
         count = num_envs if request.episodes is None else min(num_envs, max(1, request.episodes))
         environment = build_environment(config, stream="dataset_environment", num_envs=count)
@@ -127,7 +128,7 @@ def _collect(
             restore_policy(agent, checkpoint)
             custom = {"workflow_custom": checkpoint.state["workflow_custom"]}
             apply_state({"workflow_custom": agent.workflow}, custom)
-        play = _player(agent.workflow, collector, _phase(config, checkpoint), request.mode)
+        play = _player(agent.workflow, collector, _phase(phases, checkpoint), request.mode)
         episodes = _episodes(recorder, play, request.progress)
         told = {**source, "mode": request.mode, "seed": int(config["seed"]), "num_envs": count}
         if request.format == "minari":
@@ -160,9 +161,8 @@ def _free_place(request: Request) -> Path:
     return path
 
 
-def _phase(config: Mapping[str, Any], checkpoint: Checkpoint | None) -> Phase:
+def _phase(phases: Sequence[Phase], checkpoint: Checkpoint | None) -> Phase:
     """The phase whose schedules the policy explores by: where the run stood when the checkpoint was taken."""
-    phases = read_settings(config).phases
     phase, progress = phases[-1], Progress()
     if checkpoint is not None:
         scheduler = PhaseScheduler(phases)
@@ -250,4 +250,4 @@ def _write_minari(
 
 def default_output(run: RunDirectory) -> Path:
     """Where a run keeps its recorded episodes."""
-    return run.path / "episodes"
+    return run.output("episodes")

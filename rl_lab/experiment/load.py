@@ -15,8 +15,10 @@ from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.migrate import migrate_config
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state
+from rl_lab.utils.tree import leaves_with_paths
 
 POLICY = ("components", "controllers")  # the sections of a checkpoint that act
+CHANGEABLE = ("environment.max_restarts", "environment.worker_timeout_s")  # at an exact resume: they change no number
 
 
 def load_config(run: RunDirectory) -> dict[str, Any]:
@@ -24,6 +26,21 @@ def load_config(run: RunDirectory) -> dict[str, Any]:
     manifest = run.read_manifest()
     config = from_yaml(run.read_config_text(), place=str(run.config_path))
     return migrate_config(config, int(manifest["config_schema_version"]))
+
+
+def differences(run: Mapping[str, Any], asked: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """`seed: 1 in the run, 2 asked for`, for every setting of a run that differs from what is asked for now, those in
+    CHANGEABLE and of `runs` apart. A setting that the run does not know counts only where an override names it: others
+    are of a newer version."""
+    theirs, ours = ({key: repr(value) for key, value in leaves_with_paths(config)} for config in (run, asked))
+    named = tuple(word.lstrip("+~").partition("=")[0] + "." for word in overrides)
+    keys = [*theirs, *(key for key in ours if key not in theirs and f"{key}.".startswith(named))]
+    found = [(key, theirs.get(key, "nothing"), ours.get(key, "nothing")) for key in keys]
+    return [
+        f"{key}: {there} in the run, {here} asked for"
+        for key, there, here in found
+        if there != here and key not in CHANGEABLE and not key.startswith("runs.")
+    ]
 
 
 def open_config(run: RunDirectory, trust: Sequence[str]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rl_lab.config.compose import to_yaml
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.film import record_video
+from rl_lab.metrics.writers import TextLogWriter
 from rl_lab.orchestration.housekeeping import Housekeeping
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.index import RunIndex
@@ -21,6 +22,7 @@ from rl_lab.runs.manifest import changes_since, collect_manifest
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory, first_files
 from rl_lab.types import Metrics, RLLabError, RunError
+from rl_lab.utils.signals import handled_by
 
 DONE = ("finished", "stopped")
 
@@ -33,11 +35,8 @@ def start_run(
     runs_dir: Path,
     quiet: bool = False,
     warm_start: tuple[Checkpoint, bool] | None = None,
-) -> tuple[RunDirectory, int | None]:
-    """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers.
-
-    Returns the run, and the number of the signal that asked it to leave, if one did.
-    """
+) -> RunDirectory:
+    """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
     checked = read_settings(config)
     refuse_steps_that_never_come(checked)
     text, name, seed = to_yaml(config), checked.experiment.name, checked.seed
@@ -50,7 +49,8 @@ def start_run(
     )
     files = first_files(config_text=text, overrides=overrides, manifest=manifest, tags=checked.experiment.tags)
     run = RunDirectory.create(runs_dir, run_id=run_id, name=name, seed=seed, files=files)
-    with RunLock(run), _interruptible() as interruption:
+    interruption = _Interruption()
+    with RunLock(run), handled_by(interruption.ask):
         try:
             experiment = _build(config, run, interruption, quiet=quiet)
             if warm_start is not None:
@@ -59,13 +59,14 @@ def start_run(
         except RLLabError:  # refused at the door: no run began, so none is left behind
             run.discard()
             raise
-        with _recorded(run):
+        with _recorded(run, interruption):
             _run(experiment, run, interruption)
-    return run, interruption.number
+    interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
+    return run
 
 
-def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = False) -> int | None:
-    """Go on exactly where the newest intact checkpoint was taken; the number of the signal that cut it short."""
+def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = False) -> None:
+    """Go on exactly where the newest intact checkpoint was taken."""
     run.check_config()
     with RunLock(run):
         state = run.read_status()["state"]
@@ -74,12 +75,13 @@ def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = Fal
                 f"Run {run.id} has {state} already. Evaluate it with `rl-lab evaluate {run.id}`, or start anew from "
                 "its weights with --mode warm_start."
             )
-        with _interruptible() as interruption, _recorded(run):
+        interruption = _Interruption()
+        with handled_by(interruption.ask), _recorded(run, interruption):
             experiment = _build(config, run, interruption, quiet=quiet)
             with _closed_on_error(experiment):
                 _restore_newest(experiment, run)
             _run(experiment, run, interruption)
-    return interruption.number
+    interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
 
 
 def _build(config: dict[str, Any], run: RunDirectory, interruption: _Interruption, *, quiet: bool) -> Experiment:
@@ -107,7 +109,7 @@ def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
 def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption) -> None:
     """The loop, then what a finished run shows; whatever happens, files and workers are closed."""
     housekeeping = experiment.housekeeping
-    interruption.leaves_at_once = lambda: housekeeping.is_ending  # type: ignore[method-assign]
+    interruption.is_saved = lambda: housekeeping.is_ending
     try:
         run.write_status("running", counts=housekeeping.counts.as_dict(), wall_s=housekeeping.wall_s)
         RunIndex(run.path.parent).record(run)
@@ -117,10 +119,13 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption)
             title, seconds, paths = "Interrupted: saved, nothing is lost", housekeeping.wall_s, {}
             commands = {"continue": f"rl-lab resume {_named(run)}"}
         else:
+            interruption.is_saved = lambda: True  # what follows only looks
+            interruption.leave()
             title, seconds = "Finished", housekeeping.wall_s
             commands = {"time split": _time_split(experiment.time_split.whole())}
             commands |= {"watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"}
             paths = _make_report(experiment, run, outcome)
+            interruption.is_saved = lambda: False  # its status says that it is done, and stays
         experiment.display.summary(
             agent_steps=housekeeping.counts.agent_steps,
             seconds=seconds,
@@ -173,33 +178,29 @@ def _write_status(run: RunDirectory, housekeeping: Housekeeping, state: str, mes
 
 
 class _Interruption:
-    """SIGINT and SIGTERM ask the loop to save and leave; a second one leaves at once, as does the first one where the
-    loop is over."""
+    """A signal asks the loop to save and leave. A second Ctrl-C leaves at once, as does any signal once everything is
+    saved; other signals may come twice, as job queues and closing terminals send them, and change nothing."""
 
-    number: int | None = None  # of the first signal
-    leaves_at_once: Callable[[], bool] = staticmethod(lambda: False)
+    def __init__(self) -> None:
+        self.number: int | None = None  # of the signal
+        self.is_saved: Callable[[], bool] = lambda: False
 
     def is_set(self) -> bool:
         return self.number is not None
 
-    def ask(self, number: int, frame: Any) -> None:
-        if self.is_set() or self.leaves_at_once():
-            raise KeyboardInterrupt(number)
+    def ask(self, number: int, frame: object) -> None:
+        is_hurried = self.is_set() and number == signal.SIGINT
         self.number = number
+        if is_hurried or self.is_saved():
+            self.leave()
 
-
-@contextmanager
-def _interruptible() -> Iterator[_Interruption]:
-    interruption = _Interruption()
-    if threading.current_thread() is not threading.main_thread():
-        yield interruption
-        return
-    before = {number: signal.signal(number, interruption.ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield interruption
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def leave(self, note: str = "") -> None:
+        """If asked to, end this process as the signal would have: a script must not go on as if training were over."""
+        if self.number is not None:
+            end = KeyboardInterrupt() if self.number == signal.SIGINT else SystemExit(128 + self.number)
+            if note:
+                end.add_note(note)
+            raise end
 
 
 @contextmanager
@@ -212,26 +213,20 @@ def _closed_on_error(experiment: Experiment) -> Iterator[None]:
 
 
 @contextmanager
-def _recorded(run: RunDirectory) -> Iterator[None]:
-    """A run that fails says so in its status, with the reason, before the error goes on."""
+def _recorded(run: RunDirectory, interruption: _Interruption) -> Iterator[None]:
+    """A run that is left at once or fails says so in its status, with the reason, before the error goes on."""
     try:
         yield
-    except KeyboardInterrupt as interruption:
-        message = f"Left at once. Continue with `rl-lab resume {run.id}`."
-        run.write_status("interrupted", message=message)
-        interruption.add_note(message)
-        raise
-    except RLLabError as error:
-        _try_status(run, str(error))
-        raise
     except BaseException as error:
-        _try_status(run, f"{type(error).__name__}: {error}")
+        if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and interruption.is_set()):
+            message = f"Left at once. Continue with `rl-lab resume {run.id}`."
+            run.write_status("interrupted", message=message)
+            error.add_note(message)
+            raise
+        message = str(error) if isinstance(error, RLLabError) else f"{type(error).__name__}: {error}"
+        with suppress(RLLabError):  # the disk may be what failed: then the error, which goes on, is all there is to say
+            run.write_status("failed", message=message)
+            log = TextLogWriter(run.log_path)
+            log.message("".join(traceback.format_exception(error)).rstrip(), "error")
+            log.close()
         raise
-
-
-def _try_status(run: RunDirectory, message: str) -> None:
-    """The disk may be what failed: then the error itself, which goes on, is all there is to say."""
-    try:
-        run.write_status("failed", message=message)
-    except RLLabError:
-        return

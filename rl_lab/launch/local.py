@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import IO
 
+from rl_lab.utils.signals import handled_by
+
 POLL_SECONDS = 0.1
-PATIENCE = 3  # this many signals mean: do not wait for checkpoints any longer
+PATIENCE = 3  # this many Ctrl-C mean: do not wait for checkpoints any longer
 
 
 @dataclass
@@ -51,17 +53,13 @@ class Supervisor:
 
     def run(self) -> int | None:
         """Until every process has ended; the number of the signal that cut the sweep short, if one did."""
-        handlers = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            waiting = list(self.members)
+        waiting = list(self.members)
+        with handled_by(self._forward):
             while (waiting and not self.signals_seen) or self._running():
                 while waiting and not self.signals_seen and len(self._running()) < self.jobs:
                     self._start(waiting.pop(0))
                 self._collect_ended()
                 time.sleep(POLL_SECONDS)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         return self.signals_seen[0] if self.signals_seen else None
 
     def _running(self) -> list[Member]:
@@ -97,6 +95,8 @@ class Supervisor:
                 member.exit_code = exit_code
 
     def _forward(self, number: int, frame: object) -> None:
+        if self.signals_seen and number != signal.SIGINT:
+            return  # only a person hurries: job queues and closing terminals send the same signal more than once
         self.signals_seen.append(number)
         if len(self.signals_seen) == 1:
             self._on_signal()

@@ -340,6 +340,8 @@ def check_name(name: str, *, strict: bool) -> None:
             f"Metric '{name}' has no known prefix: a name begins with one of {', '.join(PREFIXES)}."
             f"{did_you_mean(name, NAMES)}"
         )
+    if not name.isprintable():
+        raise ConfigError(f"Metric {name!r} holds characters that cannot be printed.")
     if strict and meaning_of(name) is None:
         raise ConfigError(
             f"Metric '{name}' is not documented: add it with its unit and meaning to NAMES in rl_lab/metrics/names.py "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.rule import Rule
@@ -29,6 +31,13 @@ SPLIT_COLOURS = {
 LEVEL_STYLES = {"info": "dim", "warning": "yellow", "error": "bold red"}
 FIXED_LINES = 12  # everything in the panel but the table's rows
 SPLIT_WIDTH = 40
+
+
+class PatientConsole(Console):
+    """Leaves a broken pipe to its user, where rich's own would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def render_panel(view: RunView, *, height: int) -> Panel:

@@ -6,7 +6,10 @@ import errno
 import json
 import math
 import os
+import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -14,6 +17,7 @@ from threading import Event, Thread
 from typing import Any, Literal, NamedTuple, Protocol
 
 from rl_lab.types import MissingExtraError, RLLabError, RunError, StateTree
+from rl_lab.utils.text import printable
 
 Row = dict[str, float | int]
 """env_frames, agent_steps, episodes, updates, wall_s, then the metrics by name. NaN and infinities may occur."""
@@ -21,6 +25,7 @@ Row = dict[str, float | int]
 Level = Literal["detail", "info", "warning", "error"]  # a detail goes to run.log alone
 
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+NEWLINES = "\n\t"
 LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
@@ -124,45 +129,55 @@ class AppendFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise self._explained(error) from error
-        self.size = os.fstat(self._descriptor).st_size
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._descriptor = os.open(path, flags, 0o644)
+            facts = os.fstat(self._descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            os.close(self._descriptor)
+            raise RunError(f"{path} is not an ordinary file, so nothing is written to it: remove it.")
+        self.size = facts.st_size
 
     def append(self, record: bytes) -> None:
         """Write one record with no buffer in between."""
         written = 0
-        try:
-            while written < len(record):  # a nearly full disk takes a part first
-                written += os.write(self._descriptor, record[written:])
-        except OSError as error:
-            if written:
-                os.ftruncate(self._descriptor, self.size)
-            raise self._explained(error) from error
+        with self._explained():
+            try:
+                while written < len(record):  # a nearly full disk takes a part first
+                    written += os.write(self._descriptor, record[written:])
+            except OSError:
+                if written:
+                    with suppress(OSError):  # a cut line is left out by its readers, and cut away at the next resume
+                        os.ftruncate(self._descriptor, self.size)
+                raise
         self.size += written
 
     def sync(self) -> None:
-        try:
+        with self._explained():
             os.fsync(self._descriptor)
-        except OSError as error:
-            raise self._explained(error) from error
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
+        with self._explained():
+            os.ftruncate(self._descriptor, size)
         self.size = size
 
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def _explained(self, error: OSError) -> RunError:
-        if error.errno in FULL_DISK_ERRORS:
-            return RunError(
-                f"The disk is full: no room for the next record of {self.path}. Free some space, then resume the run; "
-                "its last checkpoint is intact."
-            )
-        return RunError(f"Cannot write {self.path}: {error.strerror}. Mend that, then resume the run.")
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn a disk error into a sentence with its cure."""
+        try:
+            yield
+        except OSError as error:
+            sentence = f"Cannot write {self.path}: {error.strerror}. Mend that, then resume the run."
+            if error.errno == errno.ELOOP:
+                sentence = f"{self.path} is a symbolic link, which is not followed: remove it."
+            if error.errno in FULL_DISK_ERRORS:
+                cure = "Free some space, then resume the run; its last checkpoint is intact."
+                sentence = f"The disk is full: no room for the next record of {self.path}. {cure}"
+            raise RunError(sentence) from error
 
 
 class TextLogWriter(NullWriter):
@@ -177,7 +192,9 @@ class TextLogWriter(NullWriter):
     def message(self, text: str, level: Level) -> None:
         if self._file is None:
             self._file = AppendFile(self.path)
-        self._file.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level:<7} {text}\n".encode())
+        self._file.append(
+            f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level:<7} {printable(text, keep=NEWLINES)}\n".encode()
+        )
 
     def close(self) -> None:
         if self._file is not None:

@@ -17,7 +17,6 @@ import io
 import os
 import pickle
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,6 +33,7 @@ from rl_lab.runs.files import (
     read_bytes,
     read_json,
     readable_disk_errors,
+    remove,
     sync_directory,
     to_json,
     write_durably,
@@ -122,7 +122,7 @@ class CheckpointStore:
                 _write_sections(temporary, state, facts, external)
                 os.rename(temporary, path)
             finally:
-                shutil.rmtree(temporary, ignore_errors=True)  # gone already, unless something failed
+                remove(temporary)  # gone already, unless something failed
             sync_directory(self.directory)
             for link in ("latest", "best") if is_best else ("latest",):
                 self._point(link, path)
@@ -133,7 +133,6 @@ class CheckpointStore:
         """Remove what killed processes left half-written. Only a saver does: a reader could hit a living one."""
         if not self._swept:
             for leftover in self.directory.glob("*.tmp-*"):
-                remove = os.unlink if leftover.is_symlink() else shutil.rmtree
                 remove(leftover)
             self._swept = True
 
@@ -146,7 +145,7 @@ class CheckpointStore:
     def _point(self, link_name: str, path: Path) -> None:
         link, temporary = self.directory / link_name, self.directory / f"{link_name}.tmp-{os.getpid()}"
         if link.is_dir() and not link.is_symlink():
-            shutil.rmtree(link)  # a copy made by a tool that follows links; the new checkpoint is on disk already
+            remove(link)  # a copy made by a tool that follows links; the new checkpoint is on disk already
         os.symlink(path.name, temporary)
         os.replace(temporary, link)
 
@@ -163,7 +162,7 @@ class CheckpointStore:
             if path not in kept:
                 doomed = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # never half-deleted under its own name
                 os.rename(path, doomed)
-                shutil.rmtree(doomed)
+                remove(doomed)
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -219,6 +218,10 @@ class CheckpointStore:
         names = ", ".join(path.name for path in self.paths()) or "none"
         raise RunError(f"There is no checkpoint '{which}' in {self.directory}: use latest, best or one of: {names}.")
 
+    def read_manifest(self, path: Path) -> dict[str, Any]:
+        """The manifest of one checkpoint, checked as far as it goes without the other files."""
+        return _read_manifest(path)
+
     # --- loading -------------------------------------------------------------------------------
 
     def load(self, which: str | Path = "latest", sections: Sequence[str] | None = None) -> Checkpoint:
@@ -250,7 +253,7 @@ class CheckpointStore:
         for path in candidates:
             try:
                 checkpoint = self.load(path.absolute(), sections)
-                self._refuse_foreign(checkpoint)
+                self.refuse_foreign(path, checkpoint.manifest)
             except DamagedCheckpoint as damage:
                 damages.append(str(damage))
                 report(str(damage))
@@ -265,12 +268,11 @@ class CheckpointStore:
             )
         return None
 
-    def _refuse_foreign(self, checkpoint: Checkpoint) -> None:
-        owner = checkpoint.manifest.get("run")
+    def refuse_foreign(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Damage, as far as this run is concerned: another run saved it."""
+        owner = manifest.get("run")
         if self.identity is not None and owner not in (None, self.identity):
-            raise DamagedCheckpoint(
-                checkpoint.path, f"it was saved by another run ({owner}, this one is {self.identity})"
-            )
+            raise DamagedCheckpoint(path, f"it was saved by another run ({owner}, this one is {self.identity})")
 
 
 def _write_sections(

@@ -60,7 +60,8 @@ def _explain(error: OSError, path: Path, run_id: str | None) -> str:
         errno.EEXIST: f"cannot write {path}: {blocker} exists and is not a directory. Move it or {_ELSEWHERE}.",
         errno.ELOOP: f"cannot write {path}: {blocker} is a symbolic link, which is not followed. Remove it.",
     }
-    default = f"cannot write {path}: {error.strerror or error}. Mend that, then {go_on}."
+    where = f" ({error.filename})" if error.filename else ""
+    default = f"cannot write {path}: {error.strerror or error}{where}. Mend that, then {go_on}."
     return sentences.get(error.errno or 0, default)
 
 
@@ -69,12 +70,16 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
 
 
+def is_leftover(name: str) -> bool:
+    return _LEFTOVER.fullmatch(name) is not None
+
+
 def remove_leftovers(directory: Path, *, older_than_s: float = _LEFTOVER_AGE_S) -> None:
     """Remove what killed processes left under temporary names. With age 0 only for those who hold the run's lock."""
     with suppress(OSError):  # tidying up never stops anybody
         for entry in list(os.scandir(directory)):
             is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime >= older_than_s
-            if _LEFTOVER.fullmatch(entry.name) and is_old:
+            if is_leftover(entry.name) and is_old:
                 remove(Path(entry.path))
 
 
@@ -85,6 +90,18 @@ def remove(path: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def refuse_links_out_of(directory: Path) -> None:
+    """Refuse a run with a symbolic link that leaves it: writing through one would change somebody else's files."""
+    inside = os.path.realpath(directory)
+    for folder, directories, files in os.walk(directory):
+        for path in (os.path.join(folder, name) for name in (*directories, *files)):
+            if os.path.islink(path) and not os.path.realpath(path).startswith(inside + os.sep):
+                raise RunError(
+                    f"{path} is a symbolic link to {os.readlink(path)}, outside the run, and is not followed: remove "
+                    "it. A run may lie on another disk as a whole: move its directory there and link that."
+                )
 
 
 def write_durably(path: Path, data: bytes | memoryview) -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import RunError, did_you_mean
+from rl_lab.utils.text import printable
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -47,7 +48,7 @@ class RunIndex:
         try:
             self._ask(lambda database: _store(database, run))
         except (RunError, sqlite3.Error) as error:
-            logger.warning("run '%s' is not in the index: %s", run.id, error)
+            logger.warning("run '%s' is not in the index: %s", printable(run.id), printable(str(error)))
 
     def rebuild(self) -> int:
         """Forget everything and read every run directory again; returns how many runs there are."""
@@ -149,7 +150,7 @@ class RunIndex:
                 if run.exists():
                     runs[run.id] = run
             except (RunError, UnicodeEncodeError) as error:
-                logger.warning("left out: %s", error)
+                logger.warning("left out: %s", printable(str(error)))
         return runs
 
 
@@ -217,7 +218,7 @@ def _row(run: RunDirectory) -> dict[str, Any]:
     try:
         manifest, tags = run.read_manifest(), run.read_tags()
     except RunError as error:
-        logger.warning("run '%s' is listed without details: %s", run.id, error)
+        logger.warning("run '%s' is listed without details: %s", printable(run.id), printable(str(error)))
         manifest, tags = {}, {"tags": [], "notes": ""}
     git = manifest.get("git") or {}
     return {

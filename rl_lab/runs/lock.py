@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rl_lab.runs.files import read_json, readable_disk_errors
+from rl_lab.runs.files import read_json, readable_disk_errors, refuse_links_out_of
 from rl_lab.types import RunError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 class RunLock:
-    """`with RunLock(run): ...` or a RunError that names the process at work on this run."""
+    """`with RunLock(run): ...` or a RunError that names the process at work on this run, or a link that leaves it."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run_id = run.id
@@ -37,6 +37,7 @@ class RunLock:
 
     def acquire(self) -> None:
         assert self._descriptor is None, f"run {self.run_id} is locked twice by one RunLock"
+        refuse_links_out_of(self.path.parent)
         with readable_disk_errors(self.path, run_id=self.run_id):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(self.path, flags, 0o644)

@@ -12,6 +12,7 @@ from rl_lab.runs.files import write_atomic
 from rl_lab.runs.metrics_file import read_metrics, series
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import MissingExtraError
+from rl_lab.utils.text import printable
 
 _COUNTERS = ("agent_steps", "env_frames", "episodes", "updates", "wall_s")
 
@@ -23,7 +24,8 @@ def write_report(run: RunDirectory, *, state: str | None = None) -> Path:
     """
     rows, status, manifest = read_metrics(run.metrics_path), run.read_status(), run.read_manifest()
     status = status if state is None else {**status, "state": state}
-    title = f"{manifest['algorithm']} on {manifest['environment_id']}, seed {manifest['seed']}"
+    known = {name: manifest.get(name) for name in ("algorithm", "environment_id", "seed")}
+    title = printable("{algorithm} on {environment_id}, seed {seed}".format(**known))
     sections = [
         f"# {title}\n",
         _headline(run, status, rows),
@@ -35,7 +37,8 @@ def write_report(run: RunDirectory, *, state: str | None = None) -> Path:
         f"## Config\n\n<details>\n<summary>config.yaml</summary>\n\n```yaml\n{run.read_config_text().rstrip()}\n```\n"
         "\n</details>\n",
     ]
-    write_atomic(run.report_path, "\n".join(section for section in sections if section), run_id=run.id)
+    text = "\n".join(section for section in sections if section)
+    write_atomic(run.report_path, printable(text, keep="\n\t"), run_id=run.id)
     return run.report_path
 
 
@@ -79,8 +82,8 @@ def _time_split(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     for name in names:
         previous_wall_s = seconds = weight = 0.0
         for row, fraction in series(rows, name):
-            elapsed = max(row["wall_s"] - previous_wall_s, 0.0)
-            previous_wall_s = row["wall_s"]
+            wall_s = row.get("wall_s") or 0.0
+            elapsed, previous_wall_s = max(wall_s - previous_wall_s, 0.0), wall_s
             seconds, weight = seconds + fraction * elapsed, weight + elapsed
         shares[name.removeprefix("time/").removesuffix("_fraction")] = seconds / weight if weight else 0.0
     return [(name, f"{100 * share:.1f} %") for name, share in sorted(shares.items(), key=lambda item: -item[1])]
@@ -91,7 +94,7 @@ def _commands(run: RunDirectory, manifest: dict[str, Any]) -> str:
     changes = " with uncommitted changes" if (manifest.get("git") or {}).get("dirty") else ""
     origin = f"# at commit {commit}{changes}\n" if commit else ""
     return (
-        f"## Again\n\nReproduce:\n\n```bash\n{origin}{manifest['command_line']}\n```\n\n"
+        f"## Again\n\nReproduce:\n\n```bash\n{origin}{printable(manifest.get('command_line') or 'not known')}\n```\n\n"
         f"Continue:\n\n```bash\nrl-lab resume {run.id}\n```\n"
     )
 

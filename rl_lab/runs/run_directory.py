@@ -22,6 +22,7 @@ from rl_lab.runs.files import (
     read_json,
     read_text,
     readable_disk_errors,
+    refuse_links_out_of,
     remove,
     remove_leftovers,
     sync_directory,
@@ -121,6 +122,11 @@ class RunDirectory:
             return self.config_path.is_file()
         except OSError as error:
             raise RunError(f"{self.path} cannot be read: {error.strerror}.") from error
+
+    def output(self, *parts: str) -> Path:
+        """Where somebody without the run's lock may write; refused where links leave the run, as the lock does."""
+        refuse_links_out_of(self.path)
+        return self.path.joinpath(*parts)
 
     @property
     def id(self) -> str:

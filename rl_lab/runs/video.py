@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_lab.runs.files import readable_disk_errors
+from rl_lab.runs.files import readable_disk_errors, remove, temporary_name
 from rl_lab.types import ConfigError, MissingExtraError, RunError
 
 
@@ -23,16 +23,17 @@ def write_video(path: str | Path, frames: Sequence[np.ndarray], fps: float) -> P
     # H.264 in yuv420p halves both colour axes, so odd sizes are padded by repeating the last row or column.
     padding = ((0, height % 2), (0, width % 2), (0, 0))
     size = f"{width + width % 2}x{height + height % 2}"
-    temporary = path.with_name(f".{path.stem}.tmp-{os.getpid()}.mp4")
+    temporary = temporary_name(path)
     command = [_ffmpeg(), "-y", "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps)]
-    command += ["-i", "-", "-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-movflags", "+faststart", str(temporary)]
+    command += ["-i", "-", "-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
+    command += ["-f", "mp4", str(temporary)]
     with readable_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             _encode(command, (np.pad(frame, padding, mode="edge") for frame in frames), path)
             os.replace(temporary, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            remove(temporary)
     return path
 
 

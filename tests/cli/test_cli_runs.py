@@ -165,3 +165,22 @@ def test_play_says_where_the_video_lies(rl: Any, fake: Any) -> None:
 def test_play_in_a_window_prints_nothing(rl: Any, fake: Any) -> None:
     fake("api", play=Calls(None))
     assert rl("play", "@last").out == ""
+
+
+def test_stored_texts_cannot_steer_the_terminal(rl: Any, runs_dir: Path) -> None:
+    evil = "\x1b]0;owned\x07\x9b2J\u202e"
+    run = RunDirectory.open(runs_dir / "second")
+    words = {"name": evil, "algorithm": evil, "environment_id": f"a\n{evil}", "command_line": evil}
+    run.write_manifest(run.read_manifest() | words)
+    run.write_status("failed", message=evil)
+    run.write_tags([evil], evil)
+    (runs_dir / "second").rename(runs_dir / f"evil{evil}")
+    (runs_dir / "first" / "manifest.json").write_text(json.dumps({"config_schema_version": evil}))
+    for command in (["list"], ["list", "-q"], ["list", "--json"], ["show", "evil"], ["show", "evil", "--json"]):
+        answer = rl(*command, "--runs-dir", runs_dir)
+        assert answer.code == 0
+        assert "\\u001b]0;owned\\u0007\\u009b2J\\u202e" in answer.out
+        assert all(each.isprintable() or each == "\n" for each in answer.out + answer.err)
+    refused = rl("show", "first", "--runs-dir", runs_dir)
+    assert refused.code == 1 and "\x1b" not in refused.err
+    assert "\x1b" not in rl("show", f"none{evil}", "--runs-dir", runs_dir).err

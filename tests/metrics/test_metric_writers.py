@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rl_lab.metrics import writers
-from rl_lab.metrics.writers import JsonlWriter, NullWriter, Row, TensorBoardWriter, next_event_path
+from rl_lab.metrics.writers import JsonlWriter, NullWriter, Row, TensorBoardWriter, TextLogWriter, next_event_path
 from rl_lab.types import MissingExtraError, RunError
 
 
@@ -237,3 +237,10 @@ def test_the_null_writer_takes_everything() -> None:
     writer.set_state(writer.get_state())
     writer.flush()
     writer.close()
+
+
+def test_a_log_line_cannot_steer_the_terminal_that_shows_it(tmp_path: Path) -> None:
+    log = TextLogWriter(tmp_path / "run.log")
+    log.message("Traceback\n\tin \x1b[2J\r", "error")
+    log.close()
+    assert (tmp_path / "run.log").read_text().endswith("error   Traceback\n\tin \\u001b[2J\\r\n")

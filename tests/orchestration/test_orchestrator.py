@@ -268,15 +268,19 @@ def test_an_interruption_saves_between_cycles_and_can_be_continued() -> None:
     assert loop.scheduler.run_counts.updates == 5
 
 
-def test_an_interruption_in_the_last_cycle_finishes_instead() -> None:
+def test_an_interruption_in_the_last_cycle_leaves_the_end_to_a_resumed_run() -> None:
+    asked = iter([True, False])
     loop = make_orchestrator(
         Diary(),
         [phase("train", duration_cycles=1)],
         environment=counter(),
         buffers=rollout(),
-        interrupted=lambda: True,
+        interrupted=lambda: next(asked),
     )
+    assert loop.run() == "interrupted"
+    assert not loop.housekeeping.is_final
     assert loop.run() == "finished"
+    assert loop.housekeeping.is_final
 
 
 def test_a_stop_rule_ends_the_run() -> None:

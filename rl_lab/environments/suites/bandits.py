@@ -1,30 +1,23 @@
 """Multi-armed bandits, registered as `rl_lab/BanditGaussian-v0` and `rl_lab/BanditBernoulli-v0`.
 
-An episode is one bandit: the seed of its reset draws what the arms are worth, `steps` pulls later it ends. `arm_means`
-sets the arms by hand instead. The observation says nothing a policy could use but its one state; beside it lies
-
-    arm_means    what every arm is worth, for measuring regret
-
-A network must not read it: `components.encoder.keys=[state]`. All attributes are plain data, so snapshots are exact.
+An episode is one bandit: the seed of its reset draws the arms' mean rewards, `steps` pulls later it ends. `arm_means`
+sets them by hand instead. The observation holds one state that never changes, and `arm_means`, for measuring regret; a
+network must not read those: `components.encoder.keys=[state]`. All attributes are plain data, so snapshots are exact.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-Result = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
+from rl_lab.environments.suites.toy import Result, Toy, register_toy
 
 
-class ManyArms(gym.Env):
-    """What both bandits share; they differ in how arms are drawn and what a pull pays."""
-
-    metadata = {"render_modes": []}
+class ManyArms(Toy):
+    """What both bandits share; they differ in `_draw_means` and in what a pull pays."""
 
     def __init__(self, num_arms: int, steps: int, arm_means: Sequence[float] | None, low: float, high: float) -> None:
         if arm_means is not None:
@@ -40,22 +33,18 @@ class ManyArms(gym.Env):
         self.means = np.zeros(num_arms, np.float32)
         self.pulls = 0
 
-    @abstractmethod
     def _draw_means(self) -> np.ndarray:
-        """What each arm of a new bandit is worth."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _pay(self, mean: float) -> float:
-        """The reward of one pull."""
+        raise NotImplementedError
 
     def _observe(self) -> dict[str, Any]:
         return {"state": 0, "arm_means": self.means.copy()}
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         means = self._draw_means() if self.given_means is None else self.given_means
         self.means, self.pulls = np.asarray(means, np.float32), 0
-        return self._observe(), {}
 
     def step(self, action: Any) -> Result:
         self.pulls += 1
@@ -64,7 +53,7 @@ class ManyArms(gym.Env):
 
 
 class GaussianBandit(ManyArms):
-    """Arms worth a normal number around 0; a pull pays the arm's worth plus normal noise."""
+    """Means are normal around 0; a pull pays the arm's mean plus normal noise."""
 
     def __init__(
         self,
@@ -85,7 +74,7 @@ class GaussianBandit(ManyArms):
 
 
 class BernoulliBandit(ManyArms):
-    """Arms that pay 1 with a chance of their own, else 0; the chances are uniform between `low` and `high`."""
+    """Arms that pay 1 with a probability of their own, else 0; it is uniform between `low` and `high`."""
 
     def __init__(
         self,
@@ -96,9 +85,8 @@ class BernoulliBandit(ManyArms):
         arm_means: Sequence[float] | None = None,
     ) -> None:
         super().__init__(num_arms, steps, arm_means, 0.0, 1.0)
-        chances = [low, high, *(self.given_means or ())]
-        if not all(0.0 <= chance <= 1.0 for chance in chances) or low > high:
-            raise ValueError(f"chances lie between 0 and 1, low first: low={low}, high={high}, arm_means={arm_means}")
+        if not all(0.0 <= each <= 1.0 for each in (low, high, *(self.given_means or ()))) or low > high:
+            raise ValueError(f"probabilities lie in [0, 1], low first: low={low}, high={high}, arm_means={arm_means}")
         self.low, self.high = low, high
 
     def _draw_means(self) -> np.ndarray:
@@ -108,9 +96,5 @@ class BernoulliBandit(ManyArms):
         return float(self.np_random.random() < mean)
 
 
-for _name, _class in (("BanditGaussian", GaussianBandit), ("BanditBernoulli", BernoulliBandit)):
-    gym.register(
-        f"rl_lab/{_name}-v0",
-        entry_point=f"rl_lab.environments.suites.bandits:{_class.__name__}",
-        disable_env_checker=True,  # tested here; Gymnasium's checker would add warnings to every scratch run
-    )
+register_toy("BanditGaussian", "bandits:GaussianBandit")
+register_toy("BanditBernoulli", "bandits:BernoulliBandit")

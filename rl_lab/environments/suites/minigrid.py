@@ -32,20 +32,20 @@ class MiniGridView(gym.ObservationWrapper):
         for name, value in (("kind", kind), ("view", view)):
             if value not in CHOICES[name]:
                 raise ConfigError(
-                    f"wrapper 'minigrid_view': {name} is {value!r}.{did_you_mean(str(value), CHOICES[name])} "
+                    f"{name} is {value!r}.{did_you_mean(str(value), CHOICES[name])} "
                     f"Allowed: {', '.join(CHOICES[name])}."
                 )
-        require_positive("minigrid_view", "size", size)
+        require_positive(size=size)
         base: Any = env.unwrapped
         if not hasattr(base, "gen_obs_grid"):
-            raise ConfigError(f"wrapper 'minigrid_view' needs a MiniGrid environment, this is {type(base).__name__}.")
+            raise ConfigError(f"it needs a MiniGrid environment, this is {type(base).__name__}.")
         super().__init__(env)
         self.kind, self.view, self.size = kind, view, size
         columns, rows = (base.agent_view_size,) * 2 if view == "partial" else (base.width, base.height)
         self.tile = size // max(columns, rows)
         if kind == "image" and self.tile < SMALLEST_TILE:
             raise ConfigError(
-                f"wrapper 'minigrid_view': {columns} x {rows} tiles do not fit into {size} pixels, a tile needs "
+                f"{columns} x {rows} tiles do not fit into {size} pixels, a tile needs "
                 f"{SMALLEST_TILE}. Write size: {SMALLEST_TILE * max(columns, rows)} or view: partial."
             )
         self.num_objects, self.num_colors = _numbers_of_symbols()

@@ -19,12 +19,28 @@ Result = tuple[Any, float, bool, bool, dict[str, Any]]
 COUNTER_IDENTITIES = 1_000_003  # below 2**24, so that float32 holds each exactly
 
 
-class Counter(gym.Env):
+class Toy(gym.Env):
+    """Base: `_begin` sets up a new episode after `np_random` was seeded, `_observe` returns what is seen now."""
+
+    step_in_episode = 0
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def _observe(self) -> Any:
+        raise NotImplementedError
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.step_in_episode = 0
+        self._begin()
+        return self._observe(), {}
+
+
+class Counter(Toy):
     """Shows [episode number, step in the episode, an identity drawn from its first seed] and rewards with the last
     action, so that a test can tell where every number of a row came from. Even episodes end as terminal, odd ones
     by a time limit, one step later."""
-
-    metadata = {"render_modes": []}
 
     def __init__(self, length: int = 5, num_actions: int = 10) -> None:
         high = np.array([np.inf, np.inf, COUNTER_IDENTITIES], np.float32)
@@ -32,19 +48,15 @@ class Counter(gym.Env):
         self.action_space = spaces.Discrete(num_actions)
         self.length = length
         self.episode_number = -1
-        self.step_in_episode = 0
         self.identity: int | None = None
 
     def _observe(self) -> np.ndarray:
         return np.array([self.episode_number, self.step_in_episode, self.identity], np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         if self.identity is None:
             self.identity = int(self.np_random.integers(COUNTER_IDENTITIES))
         self.episode_number += 1
-        self.step_in_episode = 0
-        return self._observe(), {}
 
     def step(self, action: Any) -> Result:
         self.step_in_episode += 1
@@ -87,20 +99,17 @@ class NativeCounter(VectorEnv):
         return self.counts, np.where(begins, 0.0, actions), terminated, truncated, {}
 
 
-class Recall(gym.Env):
+class Recall(Toy):
     """A cue is shown in the first observation only; after `delay` blank ones a signal asks for it. The answer earns
     1 or 0, so that a policy without memory gets 1 / num_cues.
 
     observation    cue 0   cue 1   ...   asked
     """
 
-    metadata = {"render_modes": []}
-
     def __init__(self, delay: int = 3, num_cues: int = 2) -> None:
         self.observation_space = spaces.Box(0.0, 1.0, (num_cues + 1,), np.float32)
         self.action_space = spaces.Discrete(num_cues)
-        self.delay, self.num_cues = delay, num_cues
-        self.cue, self.step_in_episode = 0, 0
+        self.delay, self.num_cues, self.cue = delay, num_cues, 0
 
     def _observe(self) -> np.ndarray:
         observation = np.zeros(self.num_cues + 1, np.float32)
@@ -110,10 +119,8 @@ class Recall(gym.Env):
             observation[-1] = 1.0
         return observation
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.cue, self.step_in_episode = int(self.np_random.integers(self.num_cues)), 0
-        return self._observe(), {}
+    def _begin(self) -> None:
+        self.cue = int(self.np_random.integers(self.num_cues))
 
     def step(self, action: Any) -> Result:
         is_answer = self.step_in_episode > self.delay
@@ -121,35 +128,32 @@ class Recall(gym.Env):
         return self._observe(), float(is_answer and int(action) == self.cue), is_answer, False, {}
 
 
-class MultiTarget(gym.Env):
-    """Several digits are shown; each sub-action must repeat its digit. The reward is the share that did."""
-
-    metadata = {"render_modes": []}
+class MultiTarget(Toy):
+    """Several digits are shown; each sub-action must repeat its digit. The reward is the fraction that did."""
 
     def __init__(self, sizes: tuple[int, ...] = (3, 4), length: int = 10) -> None:
         self.observation_space = spaces.MultiDiscrete(list(sizes))
         self.action_space = spaces.MultiDiscrete(list(sizes))
         self.sizes, self.length = tuple(sizes), length
         self.digits = np.zeros(len(sizes), np.int64)
-        self.step_in_episode = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.digits, self.step_in_episode = self.np_random.integers(self.sizes), 0
-        return self.digits.copy(), {}
+    def _observe(self) -> np.ndarray:
+        return self.digits.copy()
+
+    def _begin(self) -> None:
+        self.digits = self.np_random.integers(self.sizes)
 
     def step(self, action: Any) -> Result:
         reward = float(np.mean(np.asarray(action) == self.digits))
-        self.digits = self.np_random.integers(self.sizes)
+        self._begin()
         self.step_in_episode += 1
-        return self.digits.copy(), reward, self.step_in_episode >= self.length, False, {}
+        return self._observe(), reward, self.step_in_episode >= self.length, False, {}
 
 
-class MaskedChain(gym.Env):
+class MaskedChain(Toy):
     """A chain of places where two of four actions are allowed: one goes on, one goes back to the start. Any other
     action raises, so that a policy that ignores the mask is found out at once."""
 
-    metadata = {"render_modes": []}
     num_actions = 4
 
     def __init__(self, length: int = 6) -> None:
@@ -165,24 +169,20 @@ class MaskedChain(gym.Env):
         mask[[self.place % self.num_actions, (self.place + 1) % self.num_actions]] = 1
         return {"place": place, "action_mask": mask}
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self.place = 0
-        return self._observe(), {}
 
     def step(self, action: Any) -> Result:
-        goes_on, goes_back = self.place % self.num_actions, (self.place + 1) % self.num_actions
-        if action not in (goes_on, goes_back):
-            raise ValueError(f"action {action} is masked at place {self.place}; allowed: {goes_on}, {goes_back}")
-        self.place = self.place + 1 if action == goes_on else 0
+        forward, back = self.place % self.num_actions, (self.place + 1) % self.num_actions
+        if action not in (forward, back):
+            raise ValueError(f"action {action} is masked at place {self.place}; allowed: {forward}, {back}")
+        self.place = self.place + 1 if action == forward else 0
         is_home = self.place >= self.length
         return self._observe(), 1.0 if is_home else -0.01, is_home, False, {}
 
 
-class Faulty(gym.Env):
-    """Fails as told, counting steps since it was built: raises, answers NaN, ends its process, or hangs"""
-
-    metadata = {"render_modes": []}
+class Faulty(Toy):
+    """Fails on request, counting steps since it was built: raises, answers NaN, ends its process, or hangs"""
 
     def __init__(
         self,
@@ -199,20 +199,17 @@ class Faulty(gym.Env):
         self.length, self.slow_s = length, slow_s
         self.raise_at, self.raise_in_reset_at = raise_at, raise_in_reset_at
         self.nan_at, self.exit_at, self.hang_at = nan_at, exit_at, hang_at
-        self.total_steps, self.resets, self.step_in_episode = 0, 0, 0
-        self.start = 0.0
+        self.total_steps, self.resets, self.start = 0, 0, 0.0
 
     def _observe(self) -> np.ndarray:
         first = np.nan if self.total_steps == self.nan_at else self.start
         return np.array([first, self.step_in_episode], np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self.resets += 1
         if self.resets == self.raise_in_reset_at:
             raise RuntimeError("told to raise in reset")
-        self.start, self.step_in_episode = float(self.np_random.random()), 0
-        return self._observe(), {}
+        self.start = float(self.np_random.random())
 
     def step(self, action: Any) -> Result:
         self.total_steps += 1
@@ -228,24 +225,19 @@ class Faulty(gym.Env):
         return self._observe(), reward, self.step_in_episode >= self.length, False, {}
 
 
-def _register(name: str, entry_point: str, max_episode_steps: int | None, **settings: Any) -> None:
+def register_toy(name: str, entry_point: str, max_episode_steps: int | None = None, **settings: Any) -> None:
     # Our environments are tested here; Gymnasium's checker would add warnings to every step of a scratch run.
-    module = "rl_lab.environments.suites.toy"
-    gym.register(
-        f"rl_lab/{name}-v0",
-        entry_point=f"{module}{entry_point}",
-        max_episode_steps=max_episode_steps,
-        disable_env_checker=True,
-        **settings,
-    )
+    entry_point = f"rl_lab.environments.suites.{entry_point}"
+    settings |= {"max_episode_steps": max_episode_steps, "disable_env_checker": True}
+    gym.register(f"rl_lab/{name}-v0", entry_point=entry_point, **settings)
 
 
-_register("Counter", ":Counter", None)
-_register("NativeCounter", ":Counter", None, vector_entry_point="rl_lab.environments.suites.toy:NativeCounter")
-_register("Recall", ":Recall", 100, reward_threshold=0.95)
-_register("MultiTarget", ":MultiTarget", 100, reward_threshold=9.5)
-_register("MaskedChain", ":MaskedChain", 50, reward_threshold=0.9)
-_register("Faulty", ":Faulty", 1000)
-_register("Corridor", "_drawn:Corridor", 30, reward_threshold=0.9)
-_register("PointMass", "_drawn:PointMass", 50, reward_threshold=-4.0)
-_register("PixelCatch", "_drawn:PixelCatch", 50, reward_threshold=0.9)
+register_toy("Counter", "toy:Counter")
+register_toy("NativeCounter", "toy:Counter", vector_entry_point="rl_lab.environments.suites.toy:NativeCounter")
+register_toy("Recall", "toy:Recall", 100, reward_threshold=0.95)
+register_toy("MultiTarget", "toy:MultiTarget", 100, reward_threshold=9.5)
+register_toy("MaskedChain", "toy:MaskedChain", 50, reward_threshold=0.9)
+register_toy("Faulty", "toy:Faulty", 1000)
+register_toy("Corridor", "toy_drawn:Corridor", 30, reward_threshold=0.9)
+register_toy("PointMass", "toy_drawn:PointMass", 50, reward_threshold=-4.0)
+register_toy("PixelCatch", "toy_drawn:PixelCatch", 50, reward_threshold=0.9)

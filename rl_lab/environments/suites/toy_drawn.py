@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-Result = tuple[Any, float, bool, bool, dict[str, Any]]
+from rl_lab.environments.suites.toy import Result, Toy
+
 WHITE, DARK, GREEN, RED = (255, 255, 255), (40, 40, 60), (60, 160, 80), (200, 60, 60)
 
 
-class Drawn(gym.Env):
+def canvas(height: int, width: int) -> np.ndarray:
+    return np.full((height, width, 3), WHITE, np.uint8)
+
+
+class Drawn(Toy):
     """Base of environments that can be drawn as RGB arrays."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -20,8 +24,11 @@ class Drawn(gym.Env):
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
 
-    def canvas(self, height: int = 64, width: int = 64) -> np.ndarray:
-        return np.full((height, width, 3), WHITE, np.uint8)
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        return self._draw() if self.render_mode == "rgb_array" else None
+
+    def _draw(self) -> np.ndarray:
+        raise NotImplementedError
 
 
 class Corridor(Drawn):
@@ -38,10 +45,8 @@ class Corridor(Drawn):
         observation[self.place] = 1.0
         return observation
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self.place = self.length // 2
-        return self._observe(), {}
 
     def step(self, action: Any) -> Result:
         self.place += 1 if int(action) == 1 else -1
@@ -49,10 +54,8 @@ class Corridor(Drawn):
         reward = 1.0 if is_right else 0.0 if is_left else -0.01
         return self._observe(), reward, is_right or is_left, False, {}
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
-        if self.render_mode != "rgb_array":
-            return None
-        frame = self.canvas(16, 16 * self.length)
+    def _draw(self) -> np.ndarray:
+        frame = canvas(16, 16 * self.length)
         frame[:, :16], frame[:, -16:] = RED, GREEN
         frame[4:12, 16 * self.place + 4 : 16 * self.place + 12] = DARK
         return frame
@@ -74,11 +77,9 @@ class PointMass(Drawn):
     def _observe(self) -> np.ndarray:
         return np.concatenate([self.position, self.velocity]).astype(np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self.position = self.np_random.uniform(-1.0, 1.0, self.dimensions)
         self.velocity = np.zeros(self.dimensions)
-        return self._observe(), {}
 
     def step(self, action: Any) -> Result:
         force = np.clip(np.asarray(action, np.float64).reshape(-1), -1.0, 1.0)
@@ -87,10 +88,8 @@ class PointMass(Drawn):
         reward = -float(self.position @ self.position) - 0.01 * float(force @ force)
         return self._observe(), reward, False, False, {}
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
-        if self.render_mode != "rgb_array":
-            return None
-        frame = self.canvas()
+    def _draw(self) -> np.ndarray:
+        frame = canvas(64, 64)
         frame[30:34, 30:34] = GREEN
         place = np.zeros(2)
         place[: min(2, self.dimensions)] = self.position[:2]
@@ -114,11 +113,9 @@ class PixelCatch(Drawn):
         image[-1, self.paddle - 1 : self.paddle + 2] = 255
         return image
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self.paddle, self.ball_row = self.size // 2, 0
         self.ball_column = int(self.np_random.integers(self.size))
-        return self._observe(), {}
 
     def step(self, action: Any) -> Result:
         self.paddle = int(np.clip(self.paddle + int(action) - 1, 1, self.size - 2))
@@ -128,7 +125,5 @@ class PixelCatch(Drawn):
         reward = (1.0 if is_caught else -1.0) if is_down else 0.0
         return self._observe(), reward, is_down, False, {}
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
-        if self.render_mode != "rgb_array":
-            return None
+    def _draw(self) -> np.ndarray:
         return np.repeat(np.kron(self._observe()[..., 0], np.ones((4, 4), np.uint8))[..., None], 3, axis=2)

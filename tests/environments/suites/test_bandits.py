@@ -83,7 +83,7 @@ def test_the_checker_finds_nothing(env_id: str) -> None:
     [
         (IDS[0], {"num_arms": 0}, "at least one arm and one pull, not 0 and 1000"),
         (IDS[1], {"steps": 0}, "at least one arm and one pull, not 10 and 0"),
-        (IDS[1], {"high": 1.5}, "chances lie between 0 and 1, low first: low=0.0, high=1.5"),
+        (IDS[1], {"high": 1.5}, "probabilities lie in \\[0, 1\\], low first: low=0.0, high=1.5"),
         (IDS[1], {"low": 0.6, "high": 0.5}, "low first: low=0.6, high=0.5"),
         (IDS[1], {"arm_means": [0.5, 2.0]}, r"arm_means=\[0.5, 2.0\]"),
     ],

@@ -177,7 +177,7 @@ def _fit(value: Any, option: Any, place: str) -> tuple[bool, Any]:
         return _fit_sequence(value, option, origin, place)
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         return _fit_mapping(value, option, place)
-    return True, value  # annotations we cannot judge (protocols, own classes) are the constructor's to check
+    return True, value  # protocols and own classes are the constructor's to check
 
 
 def _fit_sequence(value: Any, option: Any, origin: Any, place: str) -> tuple[bool, Any]:

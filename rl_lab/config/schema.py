@@ -118,6 +118,10 @@ def read_settings(config: Config) -> Settings:
             raise ConfigError(f"{key} is {config[key]!r}: it is a block of settings, such as `{key}: {{...}}`.")
     if isinstance(config["seed"], bool) or not isinstance(config["seed"], int) or config["seed"] < 0:
         raise ConfigError(f"seed is {config['seed']!r}: write a whole number from 0 on.")
+    if config["seed"] >= 2**63:
+        raise ConfigError(f"seed is {config['seed']}: write a whole number below 2**63.")
+    if not isinstance(config["plugins"], list | tuple | None):
+        raise ConfigError(f"plugins is {config['plugins']!r}: write a list of packages, such as [my_package].")
     training: TrainingBlock = _block(TrainingBlock, config, "training")
     places = [f"training.phases.{index}" for index in range(len(training.phases))]
     phases = [make_phase(dict(phase), place=place) for phase, place in zip(training.phases, places, strict=True)]

@@ -26,7 +26,8 @@ from rl_lab.experiment.agent import Agent
 from rl_lab.experiment.build import Experiment
 from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run, default_output
 from rl_lab.experiment.film import can_dream, film_dreams, record_video
-from rl_lab.experiment.load import CHANGEABLE, differences, load_agent, load_config
+from rl_lab.experiment.load import CHANGEABLE, differences, load_agent, load_config, open_config
+from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.policy import Policy
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.film import FilmFiles
@@ -100,9 +101,8 @@ def _resume_as_asked(directory: RunDirectory, config: dict[str, Any], overrides:
     if directory.read_status()["state"] in session.DONE:
         return Run(directory)
     changed = {key: config["environment"].get(key.partition(".")[2]) for key in CHANGEABLE}
-    return resume(
-        directory.path, overrides=[f"{key}={value}" for key, value in changed.items() if value is not None], quiet=quiet
-    )
+    words = [f"{key}={value}" for key, value in changed.items() if value is not None]
+    return resume(directory.path, overrides=words, trust=[*foreign_packages(config)], quiet=quiet)
 
 
 def train_config(
@@ -114,6 +114,7 @@ def train_config(
     quiet: bool = False,
 ) -> Run:
     """Train a composed config in a new run directory."""
+    remember_consent(config)
     return Run(session.start_run(config, overrides=overrides, run_id=run_id, runs_dir=runs_dir, quiet=quiet))
 
 
@@ -123,13 +124,14 @@ def resume(
     runs_dir: str | Path | None = None,
     mode: ResumeMode = "exact",
     overrides: Sequence[str] = (),
+    trust: Sequence[str] = (),
     quiet: bool = False,
 ) -> Run:
     """Continue a run. exact: bit for bit, in its own directory; warm_start: a new run that begins with its weights."""
     if mode not in MODES:
         raise ConfigError(f"mode is '{mode}': write {', '.join(MODES)}.")
     directory = _directory(run, runs_dir)
-    config = load_config(directory)
+    config = open_config(directory, trust)
     if mode == "exact":
         for word in overrides:
             key = word.lstrip("+").partition("=")[0]
@@ -182,11 +184,12 @@ def _acting(
     runs_dir: str | Path | None,
     checkpoint: str | Path,
     seed: int | None,
+    trust: Sequence[str],
     num_envs: int | None = None,
 ) -> Iterator[tuple[RunDirectory, Agent, Evaluator]]:
     """A run's trained agent with environments to act in, which are closed at the end."""
     directory = _directory(run, runs_dir)
-    config = load_config(directory)
+    config = open_config(directory, trust)
     if seed is not None:
         config["seed"] = seed
     if num_envs is not None:
@@ -206,18 +209,26 @@ def evaluate(
     seed: int | None = None,
     video: str | Path | None = None,
     runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Play `episodes` deterministic episodes of a trained policy; `video` also records one of them."""
-    with _acting(run, runs_dir, checkpoint, seed) as (_, agent, evaluator):
+    """Play `episodes` deterministic episodes of a trained policy; `video` also records one of them. `trust` names
+    packages that the run's config may import (docs/security.md)."""
+    with _acting(run, runs_dir, checkpoint, seed, trust) as (_, agent, evaluator):
         metrics = agent.workflow.evaluate(episodes=episodes)
         if video is not None and record_video(agent, evaluator, Path(video)) is None:
             raise RunError(f"{evaluator.environment.spec.id} cannot render here, so there is no video.")
         return {name: float(value) for name, value in metrics.items()}
 
 
-def load(run: RunReference, *, checkpoint: str | Path = "latest", runs_dir: str | Path | None = None) -> Policy:
+def load(
+    run: RunReference,
+    *,
+    checkpoint: str | Path = "latest",
+    runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
+) -> Policy:
     """A trained policy that keeps its own recurrent state and normaliser: `policy.act(observation)`."""
-    with _acting(run, runs_dir, checkpoint, seed=None, num_envs=1) as (_, agent, evaluator):
+    with _acting(run, runs_dir, checkpoint, seed=None, trust=trust, num_envs=1) as (_, agent, evaluator):
         return Policy(agent.workflow, evaluator.environment.blueprint, device=agent.runtime.device)
 
 
@@ -229,11 +240,12 @@ def play(
     checkpoint: str | Path = "latest",
     seed: int | None = None,
     runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
 ) -> Path | None:
     """Watch a policy: in a window where there is a display, else (or with `output`) as an mp4."""
     from rl_lab.collection.viewer import can_show, show
 
-    with _acting(run, runs_dir, checkpoint, seed) as (directory, agent, evaluator):
+    with _acting(run, runs_dir, checkpoint, seed, trust) as (directory, agent, evaluator):
         recordings = evaluator.record_episodes(agent.workflow.act, episodes=episodes)
         frames = [frame for recording in recordings for frame in recording.frames]
         if not frames:
@@ -260,6 +272,7 @@ def collect(
     overwrite: bool = False,
     overrides: Sequence[str] = (),
     runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Dataset:
     """Write a dataset from a run's policy, or from the "random" one in `environment`; see docs/datasets.md."""
@@ -274,7 +287,7 @@ def collect(
         raise ConfigError(
             f"{overrides[0]}: a run's policy plays in the run's own environment; only random takes settings."
         )
-    return collect_run(run, environment, request)
+    return collect_run(run, environment, request, trust)
 
 
 def dream(
@@ -287,6 +300,7 @@ def dream(
     checkpoint: str | Path = "latest",
     seed: int | None = None,
     runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
 ) -> FilmFiles:
     """Play `sequences` new episodes and film real, reconstruction and open loop: the model looks at `context` rows,
     then hears only the actions for `horizon` more."""
@@ -295,7 +309,7 @@ def dream(
             raise ConfigError(f"{name} is {value}: write a whole number of at least 1.")
     if output is not None:
         check_name(Path(output))
-    with _acting(run, runs_dir, checkpoint, seed, num_envs=sequences) as (directory, agent, evaluator):
+    with _acting(run, runs_dir, checkpoint, seed, trust, num_envs=sequences) as (directory, agent, evaluator):
         if not can_dream(agent.workflow):
             raise ConfigError(
                 f"Run {directory.id} cannot dream: {type(agent.workflow).__name__} has no world model. "

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from rl_lab.cli.parsing import Parser, UsageError, add_json, add_quiet, add_runs_dir, one_name, positive
+from rl_lab.cli.parsing import Parser, UsageError, add_json, add_quiet, add_runs_dir, add_trust, one_name, positive
 from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
 
 DESCRIPTION = """Write a dataset from a run's policy, or from the random one. A phase of type offline learns from it.
@@ -45,6 +45,7 @@ def build_parser(prog: str) -> Parser:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
     add_runs_dir(parser)
+    add_trust(parser)
     add_json(parser)
     add_quiet(parser, "print only where the dataset is")
     return parser
@@ -73,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             overwrite=arguments.overwrite,
             overrides=overrides,
             runs_dir=arguments.runs_dir,
+            trust=arguments.trust,
             progress=_progress("agent steps" if arguments.steps else "episodes", is_quiet=arguments.quiet),
         )
     facts = asdict(written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, positive
+from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, add_trust, positive
 from rl_lab.cli.printing import format_value
 
 DESCRIPTION = """Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
@@ -34,6 +34,7 @@ def build_parser(prog: str) -> Parser:
     )
     parser.add_argument("--seed", type=int, metavar="S", help="of the environments (default: the run's)")
     add_runs_dir(parser)
+    add_trust(parser)
     add_quiet(parser)
     return parser
 
@@ -50,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint=arguments.checkpoint,
         seed=arguments.seed,
         runs_dir=arguments.runs_dir,
+        trust=arguments.trust,
     )
     if not arguments.quiet:
         print(f"video: {format_value(written.video)}\ncurves: {format_value(written.curves)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, positive, runs_dir_of
+from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, add_trust, positive, runs_dir_of
 from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
 
 DESCRIPTION = """Score a run's policy, acting without exploration, over finished episodes in environments of its own."""
@@ -27,6 +27,7 @@ def build_parser(prog: str) -> Parser:
     parser.add_argument("--seed", type=int, metavar="S", help="of the evaluation environments (default: the run's)")
     parser.add_argument("--video", type=Path, metavar="FILE", help="record an episode as mp4")
     add_runs_dir(parser)
+    add_trust(parser)
     add_json(parser)
     add_quiet(parser, "print only the mean return")
     return parser
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             checkpoint=arguments.checkpoint,
             seed=arguments.seed,
             video=arguments.video,
+            trust=arguments.trust,
         )
     if arguments.json:
         print_json(

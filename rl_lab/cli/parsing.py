@@ -93,6 +93,11 @@ def runs_dir_of(arguments: argparse.Namespace) -> Path:
     return arguments.runs_dir or DEFAULT_RUNS_DIR
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    help_line = "a package that the run's config may import; can be repeated (docs/security.md)"
+    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=help_line)
+
+
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own configs (default: ./configs)")
 

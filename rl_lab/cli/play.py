@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, positive
+from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, add_trust, positive
 from rl_lab.cli.printing import format_value
 
 DESCRIPTION = """Watch a run's policy: in a window where there is a display, as an mp4 file otherwise."""
@@ -26,6 +26,7 @@ def build_parser(prog: str) -> Parser:
     )
     parser.add_argument("--seed", type=int, metavar="S", help="of the environment (default: the run's)")
     add_runs_dir(parser)
+    add_trust(parser)
     add_quiet(parser)
     return parser
 
@@ -40,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint=arguments.checkpoint,
         seed=arguments.seed,
         runs_dir=arguments.runs_dir,
+        trust=arguments.trust,
     )
     if video is not None and not arguments.quiet:
         print(f"video: {format_value(video)}")

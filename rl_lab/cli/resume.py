@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_runs_dir, split_words
+from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_runs_dir, add_trust, split_words
 
 MODES = {
     "exact": "the same run goes on: weights, optimiser, environments in mid-episode, random state (default)",
@@ -30,6 +30,7 @@ def build_parser(prog: str) -> Parser:
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings to change (mode exact: only some)")
     parser.add_argument("--mode", choices=list(MODES), default="exact", help="how much to carry over (see above)")
     add_runs_dir(parser)
+    add_trust(parser)
     add_quiet(parser, "print only the run's id, warnings and errors")
     return parser
 
@@ -47,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         mode=arguments.mode,
         overrides=overrides,
         runs_dir=arguments.runs_dir,
+        trust=arguments.trust,
         quiet=arguments.quiet,
     )
     return report(resumed, quiet=arguments.quiet)

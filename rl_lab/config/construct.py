@@ -1,7 +1,7 @@
 """`_target_` blocks -> objects. Constructors are the schema: an unknown key or a wrong value is refused by name.
 
-A config may instantiate classes of `rl_lab`, `torch.nn` and `torch.optim`, and of packages the user names under
-`plugins:`; nothing else, so that a config found somewhere cannot run what its reader did not install.
+A config may instantiate workflows, components and buffers of `rl_lab`, classes of `torch.nn` and `torch.optim`, and
+those of packages the user names under `plugins:`; nothing else. experiment/trust.py asks for consent to saved configs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rl_lab.types import ConfigError, did_you_mean
 
-OWN_PACKAGES = ("rl_lab", "torch")
-TORCH_HOMES = ("torch.nn.", "torch.optim.")
+HOMES = {  # where the classes lie that a config may name
+    "rl_lab": ("rl_lab.workflows.", "rl_lab.components.", "rl_lab.buffers."),
+    "torch": ("torch.nn.", "torch.optim."),
+}
+OWN_PACKAGES = tuple(HOMES)
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 PART_KEYS = {"input": "input_size", "target": "target_size"}  # `input: encoder` hands that part's output_size over
 
@@ -26,8 +29,10 @@ def import_plugins(plugins: Sequence[str]) -> None:
     """Import the user's packages; the folder the command was called in is searched too."""
     here = str(Path.cwd())
     if plugins and here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last, so that a local folder cannot hide an installed package
     for name in plugins:
+        if name.split(".")[0] in sys.stdlib_module_names:
+            raise ConfigError(f"plugins names '{name}', a part of Python itself: name packages of your own.")
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -42,17 +47,20 @@ def import_plugins(plugins: Sequence[str]) -> None:
 def resolve_target(target: str, *, place: str, plugins: Sequence[str] = ()) -> type:
     """The class a `_target_` names, if a config may use it."""
     package = target.split(".")[0]
-    allowed = (*OWN_PACKAGES, *(plugin.split(".")[0] for plugin in plugins))
+    named = [plugin.split(".")[0] for plugin in plugins]
+    allowed = [*OWN_PACKAGES, *(name for name in named if name not in sys.stdlib_module_names)]
     if package not in allowed:
+        is_own = package.isidentifier() and package not in sys.stdlib_module_names
+        cure = f" To use your own package, write `plugins: [{package}]`." if is_own else ""
         raise ConfigError(
-            f"{place}._target_ is '{target}', but a config may only use classes of {', '.join(allowed)}. "
-            f"To use your own package, write `plugins: [{package}]`."
+            f"{place}._target_ is '{target}', but a config may only use classes of {', '.join(allowed)}.{cure}"
         )
     module_name, _, class_name = target.rpartition(".")
-    if package == "torch" and not target.startswith(TORCH_HOMES):
-        raise ConfigError(f"{place}._target_ is '{target}': of torch it must name a class of torch.nn or torch.optim.")
     if not module_name:
         raise ConfigError(f"{place}._target_ is '{target}': write package.module.Class.")
+    if not target.startswith(homes := HOMES.get(package, (f"{package}.",))):
+        names = ", ".join(home.removesuffix(".") for home in homes)
+        raise ConfigError(f"{place}._target_ is '{target}': of {package} it must name a class of {names}.")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

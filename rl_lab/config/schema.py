@@ -120,15 +120,16 @@ def read_settings(config: Config) -> Settings:
         raise ConfigError(f"seed is {config['seed']!r}: write a whole number from 0 on.")
     if config["seed"] >= 2**63:
         raise ConfigError(f"seed is {config['seed']}: write a whole number below 2**63.")
-    if not isinstance(config["plugins"], list | tuple | None):
-        raise ConfigError(f"plugins is {config['plugins']!r}: write a list of packages, such as [my_package].")
+    plugins = config["plugins"] or ()
+    if not isinstance(plugins, list | tuple) or not all(isinstance(each, str) for each in plugins):
+        raise ConfigError(f"plugins is {plugins!r}: write a list of packages, such as [my_package].")
     training: TrainingBlock = _block(TrainingBlock, config, "training")
     places = [f"training.phases.{index}" for index in range(len(training.phases))]
     phases = [make_phase(dict(phase), place=place) for phase, place in zip(training.phases, places, strict=True)]
     return Settings(
         experiment=_block(ExperimentBlock, config, "experiment"),
         seed=config["seed"],
-        plugins=tuple(config["plugins"] or ()),
+        plugins=tuple(plugins),
         phases=tuple(limited(phase, training.limit_cycles) for phase in phases),
         checkpoint=call_checked(CheckpointBlock, training.checkpoint, place="training.checkpoint"),
         stop=call_checked(StopBlock, training.stop, place="training.stop"),

@@ -20,7 +20,7 @@ from rl_lab.environments.base import Environment
 from rl_lab.environments.lookup import find
 from rl_lab.experiment.agent import build_agent, build_runtime
 from rl_lab.experiment.build import build_environment
-from rl_lab.experiment.load import load_checkpoint, load_config, restore_policy
+from rl_lab.experiment.load import load_checkpoint, open_config, restore_policy
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.files import readable_disk_errors
@@ -84,9 +84,9 @@ def collect_random(environment_id: str | None, overrides: list[str], request: Re
     return _collect(config, source, request, num_envs=request.num_envs or _RANDOM_ENVS)
 
 
-def collect_run(run: RunDirectory, environment_id: str | None, request: Request) -> Dataset:
+def collect_run(run: RunDirectory, environment_id: str | None, request: Request, trust: Sequence[str]) -> Dataset:
     """A dataset of a run's policy, in the run's own environment."""
-    config = load_config(run)
+    config = open_config(run, trust)
     own = str(config["environment"]["id"])
     if environment_id not in (None, own):
         raise ConfigError(

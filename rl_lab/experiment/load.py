@@ -10,6 +10,7 @@ from rl_lab.config.files import from_yaml
 from rl_lab.config.schema import read_settings
 from rl_lab.experiment.agent import Agent, build_agent, build_runtime
 from rl_lab.experiment.build import build_evaluator
+from rl_lab.experiment.trust import check_consent
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.migrate import migrate_config
 from rl_lab.runs.run_directory import RunDirectory
@@ -40,6 +41,13 @@ def differences(run: Mapping[str, Any], asked: Mapping[str, Any], overrides: Seq
         for key, there, here in found
         if there != here and key not in CHANGEABLE and not key.startswith("runs.")
     ]
+
+
+def open_config(run: RunDirectory, trust: Sequence[str]) -> dict[str, Any]:
+    """The saved config of a run, to build it: packages it names need consent from outside the run."""
+    config = load_config(run)
+    check_consent(config, run.path, trust)
+    return config
 
 
 def load_checkpoint(run: RunDirectory, which: Any, *more: str) -> Checkpoint:

@@ -146,11 +146,10 @@ def test_split_words_keeps_values_with_equals_signs() -> None:
 
 
 def test_resume_passes_everything_on(rl: Any, below: SimpleNamespace) -> None:
-    words = ("resume", "@last", "seed=4", "--mode", "warm_start", "--runs-dir", "here", "-q")
+    words = ("resume", "@last", "seed=4", "--mode", "warm_start", "--runs-dir", "here", "--trust", "mine", "-q")
     assert rl(*words).out == "r1\n"
-    assert below.api.resume.seen == [
-        (("@last",), {"mode": "warm_start", "overrides": ["seed=4"], "runs_dir": Path("here"), "quiet": True})
-    ]
+    settings = {"mode": "warm_start", "overrides": ["seed=4"], "runs_dir": Path("here"), "trust": ["mine"]}
+    assert below.api.resume.seen == [(("@last",), {**settings, "quiet": True})]
 
 
 def test_resume_refuses_a_word_that_is_no_override(rl: Any, below: SimpleNamespace) -> None:

@@ -118,6 +118,8 @@ REFUSED: list[tuple[str, Any, str]] = [
         "evaluation.dream_every_steps is 500, but PPO has no world model to dream with: write null, or train one, such "
         "as `rl-lab train dreamer_v3`.",
     ),
+    ("plugins", "my_package", "plugins is 'my_package': write a list of packages, such as [my_package]."),
+    ("plugins", [3], "plugins is [3]: write a list of packages, such as [my_package]."),
     ("evaluation.video", "yes", "evaluation.video is 'yes'. Allowed: true or false."),
     ("logging.every_updates", 0, "logging.every_updates is 0: write a number above 0, or null for never."),
     ("logging.terminal", "liv", "logging.terminal is 'liv'. Did you mean 'live'? Allowed: auto, live, plain, quiet."),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, add_trust, positive
+from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, add_trust, chosen, positive
 from rl_lab.cli.printing import format_value
 
 DESCRIPTION = """Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
-it expects once it only hears the actions. A png beside the video shows reward, continue and value."""
+it predicts once it sees only the actions. A png beside the video shows reward, continue and value."""
 
 EXAMPLES = """
 rl-lab dream @last
@@ -21,7 +21,9 @@ rl-lab dream @last --context 200                                    let it watch
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
-    parser.add_argument("--horizon", type=positive, default=45, metavar="N", help="rows dreamt (default: %(default)s)")
+    parser.add_argument(
+        "--horizon", type=positive, default=45, metavar="N", help="rows to predict (default: %(default)s)"
+    )
     parser.add_argument(
         "--context", type=positive, default=5, metavar="N", help="rows looked at before (default: %(default)s)"
     )
@@ -42,17 +44,8 @@ def build_parser(prog: str) -> Parser:
 def run(arguments: argparse.Namespace) -> int:
     from rl_lab import api
 
-    written = api.dream(
-        arguments.run,
-        horizon=arguments.horizon,
-        context=arguments.context,
-        sequences=arguments.sequences,
-        output=arguments.output,
-        checkpoint=arguments.checkpoint,
-        seed=arguments.seed,
-        runs_dir=arguments.runs_dir,
-        trust=arguments.trust,
-    )
+    options = chosen(arguments, "horizon", "context", "sequences", "output", "checkpoint", "seed", "runs_dir", "trust")
+    written = api.dream(arguments.run, **options)
     if not arguments.quiet:
         print(f"video: {format_value(written.video)}\ncurves: {format_value(written.curves)}")
     return 0

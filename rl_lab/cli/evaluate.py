@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, add_trust, positive, runs_dir_of
+from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, add_trust, chosen, positive, runs_dir_of
 from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
 
 DESCRIPTION = """Score a run's policy, acting without exploration, over finished episodes in environments of its own."""
@@ -39,14 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         from rl_lab.runs.index import resolve_run
 
         directory = resolve_run(arguments.run, runs_dir_of(arguments))
-        scores = api.evaluate(
-            directory.path,
-            episodes=arguments.episodes,
-            checkpoint=arguments.checkpoint,
-            seed=arguments.seed,
-            video=arguments.video,
-            trust=arguments.trust,
-        )
+        options = chosen(arguments, "episodes", "checkpoint", "seed", "video", "trust")
+        scores = api.evaluate(directory.path, **options)
     if arguments.json:
         print_json(
             {"run": directory.id, "checkpoint": arguments.checkpoint, "episodes": arguments.episodes, "scores": scores}

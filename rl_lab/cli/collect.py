@@ -12,9 +12,9 @@ from rl_lab.cli.parsing import (
     Parser,
     UsageError,
     add_json,
+    add_policy,
     add_quiet,
     add_runs_dir,
-    add_trust,
     chosen,
     one_name,
     positive,
@@ -49,13 +49,9 @@ def build_parser(prog: str) -> Parser:
         "--mode", choices=["train", "eval"], default="train", help="with or without exploration (default: train)"
     )
     parser.add_argument("--num-envs", type=positive, metavar="N", help="played at once (default: the run's; random: 8)")
-    parser.add_argument("--seed", type=int, metavar="S", help="of policy and environments (default: the run's)")
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)"
-    )
+    add_policy(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
     add_runs_dir(parser)
-    add_trust(parser)
     add_json(parser)
     add_quiet(parser, "print only where the dataset is")
     return parser

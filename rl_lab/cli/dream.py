@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, add_trust, chosen, positive
+from rl_lab.cli.parsing import Parser, add_policy, add_quiet, add_run, chosen, positive
 from rl_lab.cli.printing import format_value
 
 DESCRIPTION = """Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
@@ -20,10 +20,8 @@ rl-lab dream @last --context 200                                    let it watch
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
-    parser.add_argument(
-        "--horizon", type=positive, default=45, metavar="N", help="rows to predict (default: %(default)s)"
-    )
+    add_run(parser)
+    parser.add_argument("--horizon", type=positive, default=45, metavar="N", help="rows dreamt (default: %(default)s)")
     parser.add_argument(
         "--context", type=positive, default=5, metavar="N", help="rows looked at before (default: %(default)s)"
     )
@@ -31,12 +29,7 @@ def build_parser(prog: str) -> Parser:
         "--sequences", type=positive, default=4, metavar="N", help="episodes side by side (default: %(default)s)"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="an mp4 (default: the run's videos/dream.mp4)")
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, metavar="S", help="of the environments (default: the run's)")
-    add_runs_dir(parser)
-    add_trust(parser)
+    add_policy(parser)
     add_quiet(parser)
     return parser
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_runs_dir, add_trust, chosen, split_words
+from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_run, add_trust, chosen, split_words
 
 MODES = {
     "exact": "the same run goes on: weights, optimiser, environments in mid-episode, random state (default)",
@@ -26,10 +26,9 @@ rl-lab resume @last --mode warm_start_optimizer training.phases.train.duration_s
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
+    add_run(parser)
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings to change (mode exact: only some)")
     parser.add_argument("--mode", choices=list(MODES), default="exact", help="how much to carry over (see above)")
-    add_runs_dir(parser)
     add_trust(parser)
     add_quiet(parser, "print only the run's id, warnings and errors")
     return parser

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_lab.cli.parsing import Parser, add_json, add_runs_dir, runs_dir_of
+from rl_lab.cli.parsing import Parser, add_json, add_run, runs_dir_of
 from rl_lab.cli.printing import fields, format_value, print_json
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ rl-lab show 20260101-1200 --json
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
-    add_runs_dir(parser)
+    add_run(parser)
     add_json(parser)
     return parser
 

@@ -67,10 +67,10 @@ def _ffmpeg() -> str:
 
 
 def _encode(command: list[str], frames: Iterable[np.ndarray], path: Path) -> None:
-    """Feed ffmpeg and read its verdict; its complaints go to a file so that no full pipe can block it."""
-    with tempfile.TemporaryFile() as complaints:
+    """Feed ffmpeg; its error messages go to a file, so that no full pipe can block it."""
+    with tempfile.TemporaryFile() as messages:
         # Its own session: Ctrl-C in the terminal reaches us, not the encoder in the middle of a frame.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=complaints, start_new_session=True)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=messages, start_new_session=True)
         assert process.stdin is not None
         try:
             with suppress(BrokenPipeError):  # ffmpeg gave up; its exit status and words say why
@@ -80,7 +80,7 @@ def _encode(command: list[str], frames: Iterable[np.ndarray], path: Path) -> Non
             with suppress(BrokenPipeError):
                 process.stdin.close()
             status = process.wait()
-        complaints.seek(0)
-        words = complaints.read().decode(errors="replace").strip()
+        messages.seek(0)
+        words = messages.read().decode(errors="replace").strip()
     if status != 0:
         raise RunError(f"Video {path} could not be written: ffmpeg says '{words or f'exit status {status}'}'.")

@@ -24,7 +24,7 @@ from rl_lab.environments.factory import make_environment
 from rl_lab.experiment import session
 from rl_lab.experiment.agent import Agent
 from rl_lab.experiment.build import Experiment
-from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run, default_output
+from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run
 from rl_lab.experiment.film import can_dream, film_dreams, record_video
 from rl_lab.experiment.load import CHANGEABLE, differences, load_agent, load_config, open_config
 from rl_lab.experiment.trust import foreign_packages, remember_consent
@@ -279,7 +279,7 @@ def collect(
     run = None if source == "random" else _directory(source, runs_dir)
     if output is None and (run is None or format == "minari"):
         raise ConfigError("Say where the dataset goes: --output data/cartpole, or cartpole/random-v0 for Minari.")
-    place = default_output(run) if output is None and run is not None else output
+    place = run.output("episodes") if output is None and run is not None else output
     request = Request(str(place), steps, episodes, format, mode, seed, num_envs, checkpoint, overwrite, progress)
     if run is None:
         return collect_random(environment, list(overrides), request)
@@ -302,8 +302,8 @@ def dream(
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
 ) -> FilmFiles:
-    """Play `sequences` new episodes and film real, reconstruction and open loop: the model looks at `context` rows,
-    then hears only the actions for `horizon` more."""
+    """Play `sequences` new episodes and film real, reconstruction and open loop: the model sees `context` rows, then
+    only the actions for `horizon` more."""
     for name, value in {"horizon": horizon, "context": context, "sequences": sequences}.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}: write a whole number of at least 1.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,9 +27,12 @@ tried: dict[str, int] = {"kills": 0, "faults": 0}
 
 
 class Operations:
-    """Sees every file operation of this process on what lies below `root`, and calls `meet` before each."""
+    """Sees every file operation of this process below `root`, and calls `meet` before each.
 
-    def __init__(self, root: Path, meet: Callable[[int, str, Callable[[], Any] | None], None] | None = None) -> None:
+    What `meet` returns stands for the result. Nothing waits for the disk: a kill does not empty its caches.
+    """
+
+    def __init__(self, root: Path, meet: Callable[[int, str, Callable[[], Any] | None], Any] | None = None) -> None:
         self.root = os.path.abspath(root)
         self.names: list[str] = []
         self._meet = meet or (lambda number, name, half: None)
@@ -69,8 +73,9 @@ class Operations:
             if name in ("write", "pwrite"):
                 data = bytes(arguments[1])
                 half = lambda: original(target, data[: len(data) // 2], *arguments[2:])  # noqa: E731
-            self._meet(len(self.names) - 1, name, half)
-            result = original(*arguments, **options)
+            result = self._meet(len(self.names) - 1, name, half)
+            if result is None and name != "fsync":
+                result = original(*arguments, **options)
             if name == "open":
                 self._descriptors.add(result)
             return result
@@ -80,15 +85,18 @@ class Operations:
 
 @contextmanager
 def failing(root: Path, *, at: int, code: int, lasting: bool = False, reads: bool = True) -> Iterator[Operations]:
-    """Let one operation (or all from there on) fail; half of what is to be written is written first."""
+    """Let one operation (or all from there on) fail. A write is short first: it writes half, and the rest fails."""
+    failing_at = [at]
 
-    def meet(number: int, name: str, half: Callable[[], Any] | None) -> None:
-        if number == at or (lasting and number > at):
-            if name in READING and (not reads or code == errno.ENOSPC):
-                return
-            if half is not None and number == at:
-                half()
+    def meet(number: int, name: str, half: Callable[[], Any] | None) -> Any:
+        if name in READING and (not reads or code == errno.ENOSPC):
+            return None
+        if half is not None and number == at == failing_at[0]:
+            failing_at[0] += 1
+            return half()
+        if number == failing_at[0] or (lasting and number > failing_at[0]):
             raise OSError(code, os.strerror(code))
+        return None
 
     tried["faults"] += 1
     with Operations(root, meet) as operations:
@@ -97,22 +105,36 @@ def failing(root: Path, *, at: int, code: int, lasting: bool = False, reads: boo
 
 def killed_at(root: Path, at: int, work: Callable[[], None], *, half_way: bool = False) -> bool:
     """Run `work` in a forked process that is killed (SIGKILL) at one of its operations; False if it got to the end."""
+
+    def meet(number: int, name: str, half: Callable[[], Any] | None) -> None:
+        if number == at:
+            if half_way and half is not None:
+                half()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watched() -> None:
+        with Operations(root, meet):
+            work()
+
     tried["kills"] += 1
+    return forked(watched) == -signal.SIGKILL
+
+
+def forked(work: Callable[[], Any]) -> int:
+    """Run `work` in a forked process; its exit code, negative for a signal. An error there is an error here."""
     child = os.fork()
     if child == 0:
-
-        def meet(number: int, name: str, half: Callable[[], Any] | None) -> None:
-            if number == at:
-                if half_way and half is not None:
-                    half()
-                os.kill(os.getpid(), signal.SIGKILL)
-
+        code = 1
         try:
-            with Operations(root, meet):
-                work()
+            work()
+            code = 0
         finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+            if code:
+                traceback.print_exc()
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code <= 0, "the forked process failed; its traceback stands above"
+    return code
 
 
 def operations_of(root: Path, work: Callable[[], None]) -> list[str]:

@@ -8,7 +8,17 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from rl_lab.cli.parsing import Parser, UsageError, add_json, add_policy, add_quiet, add_runs_dir, one_name, positive
+from rl_lab.cli.parsing import (
+    Parser,
+    UsageError,
+    add_json,
+    add_policy,
+    add_quiet,
+    add_runs_dir,
+    chosen,
+    one_name,
+    positive,
+)
 from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
 
 DESCRIPTION = """Write a dataset from a run's policy, or from the random one. A phase of type offline learns from it.
@@ -56,22 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     with only_json_on_stdout(arguments.json):
         from rl_lab import api
 
+        names = ("output", "steps", "episodes", "format", "mode", "seed", "num_envs", "checkpoint", "overwrite")
         written = api.collect(
             source,
-            output=arguments.output,
             environment=arguments.env,
-            steps=arguments.steps,
-            episodes=arguments.episodes,
-            format=arguments.format,
-            mode=arguments.mode,
-            seed=arguments.seed,
-            num_envs=arguments.num_envs,
-            checkpoint=arguments.checkpoint,
-            overwrite=arguments.overwrite,
             overrides=overrides,
-            runs_dir=arguments.runs_dir,
-            trust=arguments.trust,
             progress=_progress("agent steps" if arguments.steps else "episodes", is_quiet=arguments.quiet),
+            **chosen(arguments, *names, "runs_dir", "trust"),
         )
     facts = asdict(written)
     if arguments.json:

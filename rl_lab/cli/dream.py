@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_policy, add_quiet, add_run, positive
+from rl_lab.cli.parsing import Parser, add_policy, add_quiet, add_run, chosen, positive
 from rl_lab.cli.printing import format_value
 
 DESCRIPTION = """Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
-it expects once it only hears the actions. A png beside the video shows reward, continue and value."""
+it predicts once it sees only the actions. A png beside the video shows reward, continue and value."""
 
 EXAMPLES = """
 rl-lab dream @last
@@ -37,17 +37,8 @@ def build_parser(prog: str) -> Parser:
 def run(arguments: argparse.Namespace) -> int:
     from rl_lab import api
 
-    written = api.dream(
-        arguments.run,
-        horizon=arguments.horizon,
-        context=arguments.context,
-        sequences=arguments.sequences,
-        output=arguments.output,
-        checkpoint=arguments.checkpoint,
-        seed=arguments.seed,
-        runs_dir=arguments.runs_dir,
-        trust=arguments.trust,
-    )
+    options = chosen(arguments, "horizon", "context", "sequences", "output", "checkpoint", "seed", "runs_dir", "trust")
+    written = api.dream(arguments.run, **options)
     if not arguments.quiet:
         print(f"video: {format_value(written.video)}\ncurves: {format_value(written.curves)}")
     return 0

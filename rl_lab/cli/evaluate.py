@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_json, add_policy, add_quiet, add_run, positive, runs_dir_of
+from rl_lab.cli.parsing import Parser, add_json, add_policy, add_quiet, add_run, chosen, positive, runs_dir_of
 from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
 
 DESCRIPTION = """Score a run's policy, acting without exploration, over finished episodes in environments of its own."""
@@ -34,14 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         from rl_lab.runs.index import resolve_run
 
         directory = resolve_run(arguments.run, runs_dir_of(arguments))
-        scores = api.evaluate(
-            directory.path,
-            episodes=arguments.episodes,
-            checkpoint=arguments.checkpoint,
-            seed=arguments.seed,
-            video=arguments.video,
-            trust=arguments.trust,
-        )
+        options = chosen(arguments, "episodes", "checkpoint", "seed", "video", "trust")
+        scores = api.evaluate(directory.path, **options)
     if arguments.json:
         print_json(
             {"run": directory.id, "checkpoint": arguments.checkpoint, "episodes": arguments.episodes, "scores": scores}

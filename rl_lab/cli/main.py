@@ -67,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error, BrokenPipeError):  # a reader that leaves, such as `head`, knows that it does
             say(f"error: the output could not be written: {error.strerror}.", file=sys.stderr)
         return EXIT_FAILED
-    except _user_errors() as error:
+    except _errors("RLLabError") as error:
         if debug:
             raise
         say("error:", printable(str(error), keep="\n\t"), file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, _config_errors()) else EXIT_FAILED
+        return EXIT_USAGE if isinstance(error, _errors("ConfigError")) else EXIT_FAILED
 
 
 def command_module(name: str) -> ModuleType:
@@ -123,15 +123,10 @@ def _help() -> str:
     return "\n".join(lines)
 
 
-def _user_errors() -> tuple[type[BaseException], ...]:
-    """What a user can act on. rl_lab.types costs torch's import; if nobody loaded it, nobody raised its errors."""
+def _errors(name: str) -> tuple[type[BaseException], ...]:
+    """UsageError and an error of rl_lab.types. That module imports torch: where it is not loaded, nobody raised any."""
     types = sys.modules.get("rl_lab.types")
-    return (UsageError, types.RLLabError) if types else (UsageError,)
-
-
-def _config_errors() -> tuple[type[BaseException], ...]:
-    types = sys.modules.get("rl_lab.types")
-    return (UsageError, types.ConfigError) if types else (UsageError,)
+    return (UsageError, getattr(types, name)) if types else (UsageError,)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,11 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=help_line)
 
 
+def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Some of the options, as keywords for the function that does the work."""
+    return {name: getattr(arguments, name) for name in names}
+
+
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own configs (default: ./configs)")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_policy, add_quiet, add_run, positive
+from rl_lab.cli.parsing import Parser, add_policy, add_quiet, add_run, chosen, positive
 from rl_lab.cli.printing import format_value
 
 DESCRIPTION = """Watch a run's policy: in a window where there is a display, as an mp4 file otherwise."""
@@ -29,15 +29,8 @@ def build_parser(prog: str) -> Parser:
 def run(arguments: argparse.Namespace) -> int:
     from rl_lab import api
 
-    video = api.play(
-        arguments.run,
-        episodes=arguments.episodes,
-        output=arguments.output,
-        checkpoint=arguments.checkpoint,
-        seed=arguments.seed,
-        runs_dir=arguments.runs_dir,
-        trust=arguments.trust,
-    )
+    options = chosen(arguments, "episodes", "output", "checkpoint", "seed", "runs_dir", "trust")
+    video = api.play(arguments.run, **options)
     if video is not None and not arguments.quiet:
         print(f"video: {format_value(video)}")
     return 0

@@ -81,8 +81,8 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     body = [[format_value(cell) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(headers), *body]) for column in range(len(headers))]
     if sys.stdout.isatty():
-        room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
-        widths[-1] = min(widths[-1], max(room, MINIMUM_LAST_COLUMN))
+        left = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
+        widths[-1] = min(widths[-1], max(left, MINIMUM_LAST_COLUMN))
     numeric = [bool(body) and all(_is_number(line[column]) for line in body) for column in range(len(headers))]
 
     def render(line: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_run, add_trust, split_words
+from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_run, add_trust, chosen, split_words
 
 MODES = {
     "exact": "the same run goes on: weights, optimiser, environments in mid-episode, random state (default)",
@@ -42,12 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_lab import api
     from rl_lab.cli.outcome import report
 
-    resumed = api.resume(
-        arguments.run,
-        mode=arguments.mode,
-        overrides=overrides,
-        runs_dir=arguments.runs_dir,
-        trust=arguments.trust,
-        quiet=arguments.quiet,
-    )
+    options = chosen(arguments, "mode", "runs_dir", "trust", "quiet")
+    resumed = api.resume(arguments.run, **options, overrides=overrides)
     return report(resumed, quiet=arguments.quiet)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from itertools import product
 
-from rl_lab.cli.parsing import Parser, UsageError, add_config_dir, add_quiet, add_runs_dir, one_name, positive
+from rl_lab.cli.parsing import Parser, UsageError, add_config_dir, add_quiet, add_runs_dir, chosen, one_name, positive
 
 DEFAULT_ENVIRONMENT, DEFAULT_ALGORITHM = "CartPole-v1", "ppo"  # completes --algorithm or --env given alone
 
@@ -76,15 +76,8 @@ def _train_one(experiment: str | None, overrides: list[str], arguments: argparse
     from rl_lab import api
     from rl_lab.cli.outcome import report
 
-    trained = api.train(
-        experiment,
-        overrides=overrides,
-        run_id=arguments.run_id,
-        runs_dir=arguments.runs_dir,
-        config_dir=arguments.config_dir,
-        resume_existing=arguments.resume,
-        quiet=arguments.quiet,
-    )
+    options = chosen(arguments, "run_id", "runs_dir", "config_dir", "quiet")
+    trained = api.train(experiment, **options, overrides=overrides, resume_existing=arguments.resume)
     return report(trained, quiet=arguments.quiet)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from rl_lab.collection.collector import Policy, row_of, to_time_step
-from rl_lab.collection.episodes import EpisodeTracker
+from rl_lab.collection.episodes import EpisodeTracker, episode_quota
 from rl_lab.environments.base import Environment
 from rl_lab.types import Batch, EnvRows, Episode, Metrics, StateTree
 
@@ -26,23 +27,18 @@ class Recording:
     episode_return: float
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Every evaluation of a run starts from the same environment states, so scores differ by the policy alone."""
 
-    def __init__(
-        self,
-        make_environment: Callable[[], Environment],
-        *,
-        make_render_environment: Callable[[], Environment],
-        device: torch.device,
-        timeout_steps: int | None = None,
-    ) -> None:
-        self._make_environment = make_environment
-        self._make_render_environment = make_render_environment
-        self._environment: Environment | None = None
+    make_environment: Callable[[], Environment]
+    _: KW_ONLY
+    make_render_environment: Callable[[], Environment]
+    device: torch.device
+    timeout_steps: int | None = None  # agent steps; None: the environment's limit
+
+    def __post_init__(self) -> None:
         self._start: tuple[StateTree, EnvRows] | None = None
-        self.device = device
-        self.timeout_steps = timeout_steps
 
     def evaluate(self, policy: Policy, *, episodes: int) -> Metrics:
         """Return and length statistics of `episodes` episodes; cut ones count with their return so far."""
@@ -66,8 +62,7 @@ class Evaluator:
         episode ends is ignored; when nothing else is being played, all environments are reset.
         """
         environment, rows = self._begin()
-        quota = np.full(environment.num_envs, episodes // environment.num_envs)
-        quota[: episodes % environment.num_envs] += 1
+        quota = episode_quota(episodes, environment.num_envs)
         limit = self.timeout_steps or environment.spec.max_episode_steps or DEFAULT_TIMEOUT_STEPS
         tracker = EpisodeTracker(environment.num_envs)
         is_cut = np.zeros(environment.num_envs, bool)  # the episode under way was cut
@@ -96,10 +91,10 @@ class Evaluator:
         for _ in range(length):
             time_step = to_time_step(rows, self.device)
             with torch.inference_mode():
-                answer = policy(time_step, state, mode="eval")
-            row = {**row_of(time_step), "action": answer.action}
+                policy_step = policy(time_step, state, mode="eval")
+            row = {**row_of(time_step), "action": policy_step.action}
             kept.append({key: values.clone() for key, values in row.items()})  # environments may reuse their memory
-            rows, state = environment.step(answer.action.cpu().numpy()), answer.state
+            rows, state = environment.step(policy_step.action.cpu().numpy()), policy_step.state
         return {key: torch.stack([row[key] for row in kept], dim=1) for key in kept[0]}
 
     def record(self, policy: Policy, *, max_frames: int = 2000) -> Recording | None:
@@ -109,7 +104,7 @@ class Evaluator:
 
     def record_episodes(self, policy: Policy, *, episodes: int, max_frames: int = 2000) -> list[Recording]:
         """Render episodes in an environment of their own, each cut after `max_frames`."""
-        environment = self._make_render_environment()
+        environment = self.make_render_environment()
         recordings: list[Recording] = []
         try:
             rows = environment.reset()
@@ -133,26 +128,24 @@ class Evaluator:
 
     def _advance(self, policy: Policy, environment: Environment, rows: EnvRows, state: Any) -> tuple[EnvRows, Any]:
         with torch.inference_mode():
-            answer = policy(to_time_step(rows, self.device), state, mode="eval")
-        return environment.step(answer.action.cpu().numpy()), answer.state
+            policy_step = policy(to_time_step(rows, self.device), state, mode="eval")
+        return environment.step(policy_step.action.cpu().numpy()), policy_step.state
 
-    @property
+    @cached_property
     def environment(self) -> Environment:
         """The evaluation environments, made when first needed."""
-        if self._environment is None:
-            self._environment = self._make_environment()
-        return self._environment
+        return self.make_environment()
 
     def _begin(self) -> tuple[Environment, EnvRows]:
-        environment = self.environment
         if self._start is None:
-            rows = environment.reset()
-            self._start = (environment.get_state(), rows)
+            rows = self.environment.reset()
+            self._start = (self.environment.get_state(), rows)
         else:
-            environment.set_state(self._start[0])
-        return environment, self._start[1]
+            self.environment.set_state(self._start[0])
+        return self.environment, self._start[1]
 
     def close(self) -> None:
-        if self._environment is not None:
-            self._environment.close()
-            self._environment, self._start = None, None
+        if "environment" in vars(self):
+            self.environment.close()
+            del self.environment
+            self._start = None

@@ -122,6 +122,8 @@ def spread_train_ratio(config: Config, *, is_asked_for: bool) -> None:
 
     A task may set it for any algorithm, also for PPO, whose phases have none; on the command line that is a mistake.
     """
+    if not isinstance(config["training"], dict) or not isinstance(config["training"].get("phases"), list):
+        return  # read_settings says what is wrong
     ratio = config["training"].pop("updates_per_step", None)
     phases = [phase for phase in config["training"]["phases"] if phase.get("updates_per_step") is not None]
     if is_asked_for and ratio is not None and not phases:

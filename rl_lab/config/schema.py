@@ -118,6 +118,8 @@ def read_settings(config: Config) -> Settings:
             raise ConfigError(f"{key} is {config[key]!r}: it is a block of settings, such as `{key}: {{...}}`.")
     if isinstance(config["seed"], bool) or not isinstance(config["seed"], int) or config["seed"] < 0:
         raise ConfigError(f"seed is {config['seed']!r}: write a whole number from 0 on.")
+    if config["seed"] >= 2**63:
+        raise ConfigError(f"seed is {config['seed']}: write a whole number below 2**63.")
     plugins = config["plugins"] or ()
     if not isinstance(plugins, list | tuple) or not all(isinstance(each, str) for each in plugins):
         raise ConfigError(f"plugins is {plugins!r}: write a list of packages, such as [my_package].")

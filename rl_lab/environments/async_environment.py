@@ -30,7 +30,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_lab import types
-from rl_lab.environments.cell import Cells
+from rl_lab.environments.cell import Cells, drained
 from rl_lab.environments.recipe import Blueprint, Recipe
 from rl_lab.environments.vector import VectorBase
 from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, shared_layout, work
@@ -127,8 +127,7 @@ class AsyncEnvironment(VectorBase):
         return self._receive_or_replace(0, "render", ())
 
     def drain_events(self) -> list[str]:
-        events, self._events = self._events, []
-        return events
+        return drained(self._events)
 
     def close(self) -> None:
         if self._is_closed:
@@ -163,7 +162,9 @@ class AsyncEnvironment(VectorBase):
         for index, argument in enumerate(arguments):
             try:
                 answers.append(self._receive_or_replace(index, command, argument))
-            except RLLabError as error:  # the others are heard first, or their answers would meet the next question
+            except (
+                RLLabError
+            ) as error:  # the others' answers are received first, or they would be taken for the next ones
                 errors.append(error)
         if errors:
             raise errors[0]

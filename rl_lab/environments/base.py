@@ -11,7 +11,7 @@ from rl_lab.types import EnvRows, EnvSpec, StateTree
 
 
 class Environment(Protocol):
-    """N environments that speak rows (docs/time_steps.md).
+    """N environments that return rows (docs/time_steps.md).
 
     After an `is_last` row the next row of that environment is `is_first`: its action is ignored and its reward
     is 0. Arrays of one EnvRows are never written to again, so a caller may keep them.

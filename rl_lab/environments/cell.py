@@ -12,7 +12,7 @@ built anew, and the next row begins a fresh episode.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -32,6 +32,13 @@ NOT_EXACT = {
     "own": "its set_state does not restore what its get_state returned",
     "restart": "its state could not be saved",
 }
+
+
+def drained(events: list[str]) -> list[str]:
+    """What was in the list, which is empty afterwards."""
+    taken = events[:]
+    events.clear()
+    return taken
 
 
 def too_many_restarts(max_restarts: int, last_failure: str) -> EnvironmentFault:
@@ -68,33 +75,25 @@ class Restarts:
         self.healthy_steps = state.get("healthy_steps", 0)
 
 
+@dataclass(kw_only=True, eq=False)
 class Cell:
     """One environment and its place (`index`) among N. `rows` given to it have zeroed flags and rewards."""
 
-    def __init__(
-        self,
-        build: Callable[[], gym.Env],
-        converter: ObservationConverter,
-        *,
-        index: int,
-        seed: int,
-        max_restarts: int,
-        events: list[str],
-        is_lost: bool = False,
-        restarts: Sequence[int] = (),
-    ) -> None:
-        self.index = index
-        self.restarts = Restarts(*restarts)
-        self.env = build()
-        self._events = events
-        self._build = build
-        self._write = converter.writer()
-        self._converter = converter
-        self._max_restarts = max_restarts
-        self._episode_seeds = np.random.default_rng(seed)
+    build: Callable[[], gym.Env]
+    converter: ObservationConverter
+    index: int
+    seed: int
+    max_restarts: int
+    events: list[str]  # sentences about restarts are added here
+    is_lost: bool = False  # the episode under way cannot go on: the next row ends it
+    restarts: Restarts = field(default_factory=Restarts)
+
+    def __post_init__(self) -> None:
+        self.env = self.build()
+        self._write = self.converter.writer()
+        self._episode_seeds = np.random.default_rng(self.seed)
         self._episode_seed: int | None = None
         self._needs_reset = True
-        self._is_lost = is_lost  # the episode under way cannot go on: the next row ends it
         self._episode_steps = 0
         self._log: list[Any] | None = []  # actions since the reset; None once the environment proved plain
         self._is_log_decided = False
@@ -105,7 +104,7 @@ class Cell:
             self._episode_seed = int(self._episode_seeds.integers(MAX_EPISODE_SEED))
             try:
                 observation, _ = self.env.reset(seed=self._episode_seed)
-                self._converter.check(observation)
+                self.converter.check(observation)
                 self._write(observation, rows.observation, i)
                 break
             except RLLabError:  # already says what to do
@@ -113,14 +112,14 @@ class Cell:
             except Exception as error:  # noqa: BLE001 (see _restart)
                 self._restart(error, "reset")
         rows.is_first[i] = True
-        self._needs_reset = self._is_lost = False
+        self._needs_reset = self.is_lost = False
         self._episode_steps = 0
         if self._log is not None:
             self._log = []
 
     def step(self, action: Any, rows: EnvRows, i: int) -> bool:
         """Row i after `action`. False: the environment failed and the caller repeats the last observation."""
-        if self._is_lost:
+        if self.is_lost:
             return self._end(rows, i)
         if self._needs_reset:
             self.begin(rows, i)
@@ -149,7 +148,7 @@ class Cell:
     def _end(self, rows: EnvRows, i: int) -> bool:
         rows.reward[i] = 0.0
         rows.is_last[i] = True
-        self._needs_reset, self._is_lost = True, False
+        self._needs_reset, self.is_lost = True, False
         return False
 
     def _drop_log_if_plain(self) -> None:
@@ -165,15 +164,15 @@ class Cell:
             f"Environment {self.index} raised {type(error).__name__}: {error} in {call} "
             f"after {self._episode_steps} steps of its episode"
         )
-        if self.restarts.recent > self._max_restarts:
-            raise too_many_restarts(self._max_restarts, f"{what}.") from error
-        self._events.append(f"{what}; it was restarted (restart {self.restarts.total}).")
+        if self.restarts.recent > self.max_restarts:
+            raise too_many_restarts(self.max_restarts, f"{what}.") from error
+        self.events.append(f"{what}; it was restarted (restart {self.restarts.total}).")
         self._rebuild()
 
     def _rebuild(self) -> None:
         self.close()
         try:
-            self.env = self._build()
+            self.env = self.build()
         except RLLabError:
             raise
         except Exception as error:
@@ -186,7 +185,7 @@ class Cell:
         try:
             self.env.close()
         except Exception as error:  # noqa: BLE001 (user code again, and nothing depends on its success)
-            self._events.append(f"Environment {self.index} raised {type(error).__name__}: {error} while closing.")
+            self.events.append(f"Environment {self.index} raised {type(error).__name__}: {error} while closing.")
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -194,7 +193,7 @@ class Cell:
             "episode_seed": self._episode_seed,
             "episode_steps": self._episode_steps,
             "needs_reset": self._needs_reset,
-            "is_lost": self._is_lost,
+            "is_lost": self.is_lost,
             **self.restarts.get_state(),
             "snapshot": None if self._episode_seed is None else capture(self.env, self._log),
         }
@@ -206,7 +205,7 @@ class Cell:
         self._episode_seeds = from_text(state["episode_seeds"])
         self._episode_seed = state["episode_seed"]
         self._episode_steps = state["episode_steps"]
-        self._needs_reset, self._is_lost = state["needs_reset"], state["is_lost"]
+        self._needs_reset, self.is_lost = state["needs_reset"], state["is_lost"]
         self.restarts.set_state(state)
         snapshot = state["snapshot"]
         self._log, self._is_log_decided = [], snapshot is not None
@@ -218,8 +217,8 @@ class Cell:
         elif snapshot["mode"] != "restart":
             self._log = None
         if not self._is_restored(snapshot, observation):
-            self._is_lost = not self._needs_reset  # between episodes there is nothing to end
-            self._events.append(
+            self.is_lost = not self._needs_reset  # between episodes there is nothing to end
+            self.events.append(
                 f"Environment {self.index} could not be restored exactly: {NOT_EXACT[snapshot['mode']]}. "
                 "A new episode was started instead."
             )
@@ -229,7 +228,7 @@ class Cell:
             is_exact, replayed = restore(self.env, snapshot, episode_seed=self._episode_seed)
             if replayed is None:
                 return is_exact
-            fresh = self._converter.allocate(1)
+            fresh = self.converter.allocate(1)
             self._write(replayed, fresh, 0)
         except RLLabError:
             raise
@@ -258,14 +257,14 @@ class Cells:
         self._frames = FrameTaker(self.events)
         self.members = [
             Cell(
-                recipe.build,
-                blueprint.observations,
+                build=recipe.build,
+                converter=blueprint.observations,
                 index=first + i,
                 seed=seed,
                 max_restarts=max_restarts,
                 events=self.events,
                 is_lost=is_lost is not None and is_lost[i],
-                restarts=() if restarts is None else restarts[i],
+                restarts=Restarts(*restarts[i]) if restarts else Restarts(),
             )
             for i, seed in enumerate(seeds)
         ]
@@ -275,14 +274,12 @@ class Cells:
         return [(cell.restarts.total, cell.restarts.recent) for cell in self.members]
 
     def drain_events(self) -> list[str]:
-        events = list(self.events)
-        self.events.clear()
-        return events
+        return drained(self.events)
 
     def reset(self, rows: EnvRows) -> list[int]:
         for i, cell in enumerate(self.members):
             cell.begin(rows, i)
-        return []  # as `step`: nobody failed
+        return []  # as `step`: none failed
 
     def step(self, action: np.ndarray, rows: EnvRows) -> list[int]:
         """Fill `rows`; the places of those that failed, whose last observation is to be repeated."""

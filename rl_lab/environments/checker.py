@@ -1,4 +1,4 @@
-"""Tells the author of an environment exactly what is wrong with it, and what to write instead.
+"""Finds what is wrong with an environment, and says what to write instead.
 
 for finding in check_environment(lambda: MyEnv()):
     print(finding.level, finding.what, finding.cure)
@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_lab.environments.actions import ActionConverter
-from rl_lab.environments.plain import NotPlainError, to_text
+from rl_lab.environments.plain import text_or_none
 from rl_lab.environments.snapshot import capture, layers, what_is_not_plain
 from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.types import ConfigError
@@ -196,10 +196,7 @@ def _shape_of(answer: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    try:
-        return to_text(value)
-    except NotPlainError:
-        return repr(value)
+    return text_or_none(value) or repr(value)
 
 
 def _why_outside(space: gym.Space, value: Any) -> str:

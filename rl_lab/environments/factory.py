@@ -101,7 +101,8 @@ def _ask_for_mask(scratch: gym.Env, plan: Blueprint) -> None:
 
 
 def _cell(scratch: gym.Env, plan: Blueprint, *, max_restarts: int) -> Cell:
-    return Cell(lambda: scratch, plan.observations, index=0, seed=0, max_restarts=max_restarts, events=[])
+    settings: Any = {"index": 0, "seed": 0, "max_restarts": max_restarts, "events": []}
+    return Cell(build=lambda: scratch, converter=plan.observations, **settings)
 
 
 def _check_numbers(numbers: Mapping[str, int | None], *, least: int) -> None:
@@ -130,7 +131,7 @@ def preserved_random_state() -> Iterator[None]:
 
 
 def is_debugged() -> bool:
-    """A debugger cannot follow into subprocesses. Coverage tools trace too, but follow nobody."""
+    """A debugger cannot follow into subprocesses. Coverage tools trace too, but step through nothing."""
     if "debugpy" in sys.modules or "pydevd" in sys.modules:
         return True
     trace = sys.gettrace()

@@ -35,6 +35,14 @@ def to_text(value: Any) -> str:
     return json.dumps(_encode(value, {}), separators=(",", ":"))
 
 
+def text_or_none(value: Any) -> str | None:
+    """`to_text`, or None where the value is not plain data."""
+    try:
+        return to_text(value)
+    except NotPlainError:
+        return None
+
+
 def from_text(text: str) -> Any:
     """The value `to_text` was given."""
     return _decode(json.loads(text))

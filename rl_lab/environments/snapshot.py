@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
-from rl_lab.environments.plain import NotPlainError, from_text, to_text
+from rl_lab.environments.plain import NotPlainError, from_text, text_or_none, to_text
 from rl_lab.types import RunError
 
 # How an environment is built and drawn, not where it stands; the freshly built one has its own.
@@ -54,17 +54,13 @@ def capture(env: Any, log: Sequence[Any] | None = None) -> dict[str, Any]:
     nor has its own state can only be restarted."""
     chain = layers(env)
     snapshot: dict[str, Any] = {"classes": [type(layer).__name__ for layer in chain]}
-    if has_own_state(chain[-1]):
-        try:
-            return {"mode": "own", **snapshot, "text": to_text(_own_content(chain))}
-        except NotPlainError:
-            pass  # its state is not plain data: the next way is tried
-    try:
-        return {"mode": "attributes", **snapshot, "text": to_text([attributes(layer, chain) for layer in chain])}
-    except NotPlainError:
-        if log is None:
-            return {"mode": "restart", **snapshot}
-    wrappers = [_text_or_none(layer, chain) for layer in chain[:-1]]
+    if has_own_state(chain[-1]) and (text := text_or_none(_own_content(chain))) is not None:
+        return {"mode": "own", **snapshot, "text": text}
+    if (text := text_or_none([attributes(layer, chain) for layer in chain])) is not None:
+        return {"mode": "attributes", **snapshot, "text": text}
+    if log is None:
+        return {"mode": "restart", **snapshot}
+    wrappers = [text_or_none(attributes(layer, chain)) for layer in chain[:-1]]
     return {"mode": "replay", **snapshot, "actions": np.asarray(log), "wrappers": wrappers}
 
 
@@ -115,15 +111,10 @@ def attributes(layer: Any, chain: list[Any]) -> dict[str, Any]:
 
 def has_own_state(env: Any) -> bool:
     """Whether get_state() and set_state(state) can be called that way (MuJoCo's set_state takes two arguments)."""
-    return _takes(getattr(env, "get_state", None), 0) and _takes(getattr(env, "set_state", None), 1)
-
-
-def _takes(method: Any, count: int) -> bool:
-    if not callable(method):
-        return False
     try:
-        inspect.signature(method).bind(*[None] * count)
-    except (TypeError, ValueError):  # too few or too many arguments; or a C function without a signature
+        inspect.signature(env.get_state).bind()
+        inspect.signature(env.set_state).bind(None)
+    except (AttributeError, TypeError, ValueError):  # not there, other arguments, or a C function without a signature
         return False
     return True
 
@@ -159,13 +150,6 @@ def _set_attributes(chain: list[Any], saved: Sequence[dict[str, Any] | None]) ->
             for name in attributes(layer, chain).keys() - values.keys():
                 del layer.__dict__[name]
             layer.__dict__.update(values)  # not setattr: a property would do more than put the value back
-
-
-def _text_or_none(layer: Any, chain: list[Any]) -> str | None:
-    try:
-        return to_text(attributes(layer, chain))
-    except NotPlainError:
-        return None
 
 
 def _replay(chain: list[Any], snapshot: dict[str, Any], episode_seed: int | None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from rl_lab.environments.cell import MAX_EPISODE_SEED, Cells, Restarts, too_many_restarts
+from rl_lab.environments.cell import MAX_EPISODE_SEED, Cells, Restarts, drained, too_many_restarts
 from rl_lab.environments.plain import from_text, to_text
 from rl_lab.environments.recipe import Blueprint, Recipe
 from rl_lab.environments.rendering import FrameTaker
@@ -204,9 +204,7 @@ class NativeEnvironment(VectorBase):
         return self._frames.take(self._env)
 
     def drain_events(self) -> list[str]:
-        events = list(self._events)
-        self._events.clear()
-        return events
+        return drained(self._events)
 
     def close(self) -> None:
         self._env.close()

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 
 from rl_lab.metrics.formatting import format_duration, format_number
 from rl_lab.metrics.view import EVALUATION_RETURN, RunView
-from rl_lab.metrics.writers import Level, Row
+from rl_lab.metrics.writers import Level, Row, Writer
 from rl_lab.types import ConfigError, StateTree, did_you_mean
 from rl_lab.utils.text import printable
 
@@ -33,7 +33,7 @@ PLAIN_COLUMNS = {
 WORLD_MODEL_KL = "train/model_kl"  # in the place of the policy's, which a world model's workflow does not have
 
 
-class LiveDisplay:
+class LiveDisplay(Writer):
     """A writer for people.
 
     live   a panel, drawn by whoever calls (no thread), at most four times a second and for at most 1 % of the time
@@ -62,7 +62,7 @@ class LiveDisplay:
             raise ConfigError(f"Display mode '{mode}' is unknown: write {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
         self.view = RunView(title=printable(title), total=total)
         self._stream = stream or (console.file if console is not None else sys.stdout or io.StringIO())
-        self.on_failure: Callable[[str], None] = lambda sentence: None  # told when the terminal is gone
+        self.on_failure: Callable[[str], None] = lambda sentence: None  # called when the terminal is gone
         self.mode = ("live" if _is_terminal(self._stream) else "plain") if mode == "auto" else mode
         self._console = console
         self._live: Live | None = None
@@ -107,9 +107,6 @@ class LiveDisplay:
     def set_state(self, state: StateTree) -> None:
         self.view.set_state(state)
 
-    def restart(self) -> None:
-        """A display that has shown nothing has nothing to forget."""
-
     def flush(self) -> None:
         """Show what is new, due or not."""
         if self._has_news and not self._is_closed:
@@ -121,7 +118,7 @@ class LiveDisplay:
         self._is_closed = True
         live, self._live = self._live, None
         if live is not None:
-            with self._surviving():
+            with self._without_failing():
                 live.stop()
 
     # --- the end of a run
@@ -148,7 +145,7 @@ class LiveDisplay:
         if self.mode == "live":
             from rl_lab.metrics.panel import render_summary
 
-            with self._surviving():
+            with self._without_failing():
                 self._rich_console().print(render_summary(title, facts, paths, commands))
         elif self.mode == "plain":
             lines = {**facts, **{label: str(path) for label, path in paths.items()}, **commands}
@@ -191,7 +188,7 @@ class LiveDisplay:
         from rl_lab.metrics.panel import render_panel
 
         console = self._rich_console()
-        with self._surviving():
+        with self._without_failing():
             if self._live is None:
                 self._live = Live(console=console, auto_refresh=False)
                 self._live.start()
@@ -199,19 +196,19 @@ class LiveDisplay:
 
     def _rich_console(self) -> Console:
         if self._console is None:
-            from rl_lab.metrics.panel import PatientConsole
+            from rl_lab.metrics.panel import NonExitingConsole
 
-            self._console = PatientConsole(file=self._stream, force_terminal=True)
+            self._console = NonExitingConsole(file=self._stream, force_terminal=True)
         return self._console
 
     def _print(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        with self._surviving():
+        with self._without_failing():
             self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
             self._stream.flush()
 
     @contextmanager
-    def _surviving(self) -> Iterator[None]:
+    def _without_failing(self) -> Iterator[None]:
         """A terminal that is closed, full or broken ends no run: the display falls silent, or plain where it must."""
         try:
             yield
@@ -239,11 +236,10 @@ class LiveDisplay:
 def plain_line(view: RunView) -> str:
     """One line whose columns stay in place from row to row."""
     phase = f"{view.phase_name:<12}  " if view.phase_count > 1 else ""
-    rate = view.agent_steps_per_second
     shown = {"controller/approx_kl": view.latest.get(WORLD_MODEL_KL), **view.latest}
     columns = [
         f"{view.run_fraction:>6.1%}  {phase}{view.latest.get('agent_steps', 0):>11,} steps",
-        f"{format_number(None if rate is None else round(rate)):>9}/s",
+        f"{format_number(view.agent_steps_per_second):>9}/s",
         *(f"{label} {format_number(shown.get(name)):>8}" for name, label in PLAIN_COLUMNS.items()),
         f"ETA {format_duration(view.eta_s):>8}",
     ]

@@ -18,7 +18,7 @@ import os
 import pickle
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -35,6 +35,7 @@ from rl_lab.runs.files import (
     readable_disk_errors,
     remove,
     sync_directory,
+    temporary_name,
     to_json,
     write_durably,
 )
@@ -92,7 +93,7 @@ class CheckpointStore:
         self.directory = Path(directory)
         self.keep_recent = keep_recent
         self.identity = identity
-        self._swept = False
+        self._is_clean = False
 
     # --- saving --------------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class CheckpointStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._sweep()
             path = self._unused_path(agent_steps)
-            temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+            temporary = temporary_name(path)
             try:
                 temporary.mkdir()
                 facts = {"run": self.identity, "counts": dict(counts), "score": score}
@@ -127,14 +128,15 @@ class CheckpointStore:
             for link in ("latest", "best") if is_best else ("latest",):
                 self._point(link, path)
             self._retire(agent_steps)
+            self._is_clean = True
         return path
 
     def _sweep(self) -> None:
-        """Remove what killed processes left half-written. Only a saver does: a reader could hit a living one."""
-        if not self._swept:
+        """Remove what a kill or a failed save left. Only a saver does: a reader could hit a living one."""
+        if not self._is_clean:
             for leftover in self.directory.glob("*.tmp-*"):
                 remove(leftover)
-            self._swept = True
+        self._is_clean = False  # until this save is over
 
     def _unused_path(self, agent_steps: int) -> Path:
         """A second save at the same count gets a `-r2` name, so that the first stays valid until the end."""
@@ -143,7 +145,8 @@ class CheckpointStore:
         return self.directory / f"step_{agent_steps:012d}{suffix}"
 
     def _point(self, link_name: str, path: Path) -> None:
-        link, temporary = self.directory / link_name, self.directory / f"{link_name}.tmp-{os.getpid()}"
+        link = self.directory / link_name
+        temporary = temporary_name(link)
         if link.is_dir() and not link.is_symlink():
             remove(link)  # a copy made by a tool that follows links; the new checkpoint is on disk already
         os.symlink(path.name, temporary)
@@ -160,7 +163,7 @@ class CheckpointStore:
         kept = {newest_of_each_count[steps] for steps in recent} | {self._target("latest"), self._target("best")}
         for _, _, path in entries:
             if path not in kept:
-                doomed = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # never half-deleted under its own name
+                doomed = temporary_name(path)  # never half-deleted under its own name
                 os.rename(path, doomed)
                 remove(doomed)
 
@@ -174,7 +177,7 @@ class CheckpointStore:
         paths: set[str] = set()
         for checkpoint in self.paths():
             try:
-                paths |= {file.path for file in _external_files(checkpoint, _read_manifest(checkpoint))}
+                paths |= {file.path for file in _external_files(checkpoint, read_manifest(checkpoint))}
             except DamagedCheckpoint as damage:
                 if isinstance(damage.__cause__, UnreadableFile):
                     return None
@@ -197,9 +200,12 @@ class CheckpointStore:
     def _target(self, link_name: str) -> Path | None:
         """The checkpoint a link names, or None where the link is missing or dangling."""
         link = self.directory / link_name
-        if not os.path.isdir(link):
-            return None
-        return self.directory / os.readlink(link) if link.is_symlink() else link
+        try:
+            if link.is_dir():
+                return self.directory / os.readlink(link) if link.is_symlink() else link
+        except OSError:  # the checkpoints themselves may still be readable
+            pass
+        return None
 
     def resolve(self, which: str | Path) -> Path:
         """The directory of `latest`, `best`, a name such as `step_000000123456`, or a path."""
@@ -213,21 +219,19 @@ class CheckpointStore:
             cure = "no evaluation has chosen one yet, use 'latest'" if others else "the run has saved nothing yet"
             raise RunError(f"{self.directory} has no '{which}' checkpoint: {cure}.")
         for path in (self.directory / which, Path(which)):
-            if path.is_dir():
+            if os.path.isdir(path):
                 return path
         names = ", ".join(path.name for path in self.paths()) or "none"
         raise RunError(f"There is no checkpoint '{which}' in {self.directory}: use latest, best or one of: {names}.")
-
-    def read_manifest(self, path: Path) -> dict[str, Any]:
-        """The manifest of one checkpoint, checked as far as it goes without the other files."""
-        return _read_manifest(path)
 
     # --- loading -------------------------------------------------------------------------------
 
     def load(self, which: str | Path = "latest", sections: Sequence[str] | None = None) -> Checkpoint:
         """Load and verify a checkpoint, or only some sections of it. Never executes anything from the file."""
-        path = self.resolve(which)
-        manifest = _read_manifest(path)
+        return self._load(self.resolve(which), sections)
+
+    def _load(self, path: Path, sections: Sequence[str] | None) -> Checkpoint:
+        manifest = read_manifest(path)
         files = manifest["sections"]
         wanted = [f"{name}.pt" for name in sections] if sections is not None else list(files)
         for file in wanted:
@@ -247,12 +251,10 @@ class CheckpointStore:
 
         `latest` comes first, then the others from the newest on. Each damaged one goes to `report` as a sentence.
         """
-        latest = self._target("latest")
-        candidates = ([latest] if latest else []) + [path for path in self.paths() if path != latest]
         damages: list[str] = []
-        for path in candidates:
+        for path in self._candidates():
             try:
-                checkpoint = self.load(path.absolute(), sections)
+                checkpoint = self._load(path, sections)
                 self.refuse_foreign(path, checkpoint.manifest)
             except DamagedCheckpoint as damage:
                 damages.append(str(damage))
@@ -268,6 +270,12 @@ class CheckpointStore:
             )
         return None
 
+    def _candidates(self) -> Iterator[Path]:
+        latest = self._target("latest")
+        if latest is not None:
+            yield latest
+        yield from (path for path in self.paths() if path != latest)
+
     def refuse_foreign(self, path: Path, manifest: Mapping[str, Any]) -> None:
         """Damage, as far as this run is concerned: another run saved it."""
         owner = manifest.get("run")
@@ -280,7 +288,13 @@ def _write_sections(
 ) -> None:
     files: dict[str, dict[str, Any]] = {}
     for section, tree in state.items():
-        files |= _write_section(directory, section, tree)
+        assert _SECTION.fullmatch(section), f"section name '{section}' must be letters, digits and '_'"
+        _check_plain(section, tree)
+        content = io.BytesIO()
+        torch.save(map_leaves(_compact, numpy_to_tensors(tree)), content)
+        data = content.getbuffer()
+        write_durably(directory / f"{section}.pt", data)
+        files[f"{section}.pt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     manifest = {
         "schema_version": CHECKPOINT_SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(),
@@ -295,17 +309,6 @@ def _write_sections(
 def _digest(manifest: Mapping[str, Any]) -> str:
     """Of everything in a checkpoint's manifest but the digest itself."""
     return hashlib.sha256(to_json({name: manifest[name] for name in manifest if name != "sha256"}).encode()).hexdigest()
-
-
-def _write_section(directory: Path, section: str, tree: StateTree) -> dict[str, dict[str, Any]]:
-    """Write one section; returns its manifest entries, one per file."""
-    assert _SECTION.fullmatch(section), f"section name '{section}' must be letters, digits and '_'"
-    _check_plain(section, tree)
-    content = io.BytesIO()
-    torch.save(map_leaves(_compact, numpy_to_tensors(tree)), content)
-    data = content.getbuffer()
-    write_durably(directory / f"{section}.pt", data)
-    return {f"{section}.pt": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
 
 
 def _compact(leaf: Any) -> Any:
@@ -328,7 +331,8 @@ def _check_plain(section: str, tree: StateTree) -> None:
             )
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of one checkpoint, checked as far as it goes without the other files."""
     try:
         manifest = read_json(path / "manifest.json")
     except RunError as error:
@@ -361,7 +365,7 @@ def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFil
             )
         files = [ExternalFile(**entry) for entry in manifest.get("external", [])]
     except (TypeError, AttributeError, RunError) as error:
-        raise DamagedCheckpoint(path, f"manifest.json names files outside in a way nobody knows ({error})") from error
+        raise DamagedCheckpoint(path, f"manifest.json names files outside in an unknown way ({error})") from error
     for file in files:
         place = PurePosixPath(file.path)
         if place.is_absolute() or ".." in place.parts:

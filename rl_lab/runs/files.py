@@ -94,14 +94,25 @@ def remove(path: Path) -> None:
 
 def refuse_links_out_of(directory: Path) -> None:
     """Refuse a run with a symbolic link that leaves it: writing through one would change somebody else's files."""
-    inside = os.path.realpath(directory)
-    for folder, directories, files in os.walk(directory):
-        for path in (os.path.join(folder, name) for name in (*directories, *files)):
-            if os.path.islink(path) and not os.path.realpath(path).startswith(inside + os.sep):
+    try:
+        inside = os.path.realpath(directory)
+        for entry in entries_below(directory):
+            if entry.is_symlink() and not os.path.realpath(entry.path).startswith(inside + os.sep):
                 raise RunError(
-                    f"{path} is a symbolic link to {os.readlink(path)}, outside the run, and is not followed: remove "
-                    "it. A run may lie on another disk as a whole: move its directory there and link that."
+                    f"{entry.path} is a symbolic link to {os.readlink(entry.path)}, outside the run, and is not "
+                    "followed: remove it. A run as a whole may lie elsewhere: move its directory there and link that."
                 )
+    except OSError as error:
+        raise UnreadableFile(f"{error.filename or directory} cannot be read: {error.strerror}.") from error
+
+
+def entries_below(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    """Everything in a directory and in those below it; no link is followed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from entries_below(entry.path)
 
 
 def write_durably(path: Path, data: bytes | memoryview) -> None:

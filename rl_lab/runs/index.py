@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from difflib import get_close_matches
@@ -32,6 +33,7 @@ _COLUMNS = {
     **dict.fromkeys(("wall_s", "best_score", "final_score"), "REAL"),
     "fingerprint": "TEXT",  # when the files behind the row were last written
 }
+_SEARCHED = ("id", "name", "algorithm", "environment", "tags", "notes")
 _GENERATED_ID = re.compile(r"\d{8}-\d{6}-(.+)-s-?\d+-[0-9a-f]{4}")
 
 
@@ -52,7 +54,7 @@ class RunIndex:
 
     def rebuild(self) -> int:
         """Forget everything and read every run directory again; returns how many runs there are."""
-        if not self.runs_dir.is_dir():
+        if not self._has_directory():
             return 0
 
         def renew(database: sqlite3.Connection) -> int:
@@ -70,27 +72,20 @@ class RunIndex:
         environment: str | None = None,
     ) -> list[dict[str, Any]]:
         """The runs that fit, newest first; `text` may stand in the id, name, algorithm, environment, tags or notes."""
-        if not self.runs_dir.is_dir():
+        if not self._has_directory():
             return []
-        conditions, values = [], []
-        for column, value in (("status", status), ("algorithm", algorithm), ("environment", environment)):
-            if value is not None:
-                conditions.append(f"{column} = ?")
-                values.append(value)
-        if text:
-            conditions.append("instr(lower(concat_text), lower(?)) > 0")
-            values.append(text)
-        searched = " || ' ' || ".join(
-            f"coalesce({column}, '')" for column in ("id", "name", "algorithm", "environment", "tags", "notes")
-        )
-        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-        query = f"SELECT * FROM (SELECT *, {searched} AS concat_text FROM runs) {where} ORDER BY created DESC, id DESC"
+        wanted = {"status": status, "algorithm": algorithm, "environment": environment}
 
         def answer(database: sqlite3.Connection) -> list[dict[str, Any]]:
             self._synchronise(database)
-            return [_public(row) for row in database.execute(query, values)]
+            return [_public(row) for row in database.execute("SELECT * FROM runs ORDER BY created DESC, id DESC")]
 
-        return self._ask(answer)
+        return [
+            row
+            for row in self._ask(answer)
+            if all(value in (None, row[name]) for name, value in wanted.items())
+            and (text or "").lower() in " ".join(str(row[name] or "") for name in _SEARCHED).lower()
+        ]
 
     def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
         if os.path.islink(self.path):  # it could name any database of this user
@@ -136,6 +131,14 @@ class RunIndex:
             if row is None or row["fingerprint"] != _fingerprint(run) or row["status"] in ("running", "killed"):
                 _store(database, run)
         return len(present)
+
+    def _has_directory(self) -> bool:
+        try:
+            return stat.S_ISDIR(self.runs_dir.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise RunError(f"{self.runs_dir} cannot be read: {error.strerror}.") from error
 
     def _runs(self) -> dict[str, RunDirectory]:
         """The runs that can be read, by id; others are named and left out."""
@@ -208,18 +211,19 @@ def _score(row: dict[str, Any]) -> float | None:
 
 def _store(database: sqlite3.Connection, run: RunDirectory) -> None:
     fingerprint = _fingerprint(run)  # taken before reading: a change in between is noticed next time
-    row = {**_row(run), "fingerprint": fingerprint}
+    row = {"fingerprint": fingerprint, **_row(run)}
     marks = ", ".join(f":{name}" for name in _COLUMNS)
     database.execute(f"INSERT OR REPLACE INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks})", row)
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:
     status, generated = run.read_status(), _GENERATED_ID.fullmatch(run.id)
+    is_readable = status["state"] != "unknown"
     try:
         manifest, tags = run.read_manifest(), run.read_tags()
     except RunError as error:
         logger.warning("run '%s' is listed without details: %s", printable(run.id), printable(str(error)))
-        manifest, tags = {}, {"tags": [], "notes": ""}
+        manifest, tags, is_readable = {}, {"tags": [], "notes": ""}, False
     git = manifest.get("git") or {}
     return {
         "id": run.id,
@@ -236,6 +240,7 @@ def _row(run: RunDirectory) -> dict[str, Any]:
         "updated": status["time"],
         **{name: status["counts"].get(name, 0) for name in _COUNTS},
         **{name: status[name] for name in ("wall_s", "best_score", "final_score")},
+        **({} if is_readable else {"fingerprint": None}),  # what cannot be read is tried again at the next question
     }
 
 

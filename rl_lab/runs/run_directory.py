@@ -222,13 +222,13 @@ class RunDirectory:
     def read_status(self) -> dict[str, Any]:
         """The last status: `state`, `counts`, `wall_s`, `best_score`, `final_score`, `message`, `time`, `pid`, `host`.
 
-        A process that died without a word left `running` behind; nobody holding the lock betrays it.
+        A killed process leaves `running` behind, and its lock is free.
         """
         status = self._stored_status()
         if status["state"] == "running" and not is_held(self.lock_path):
             status |= {
                 "state": "killed",
-                "message": f"The process ended without a word. Continue with `rl-lab resume {self.id}`.",
+                "message": f"The process was killed or crashed. Continue with `rl-lab resume {self.id}`.",
             }
         return status
 

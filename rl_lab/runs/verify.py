@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_lab.runs.checkpoint import CheckpointStore, DamagedCheckpoint
-from rl_lab.runs.files import is_leftover, read_bytes, refuse_links_out_of
+from rl_lab.runs.checkpoint import CheckpointStore, DamagedCheckpoint, read_manifest
+from rl_lab.runs.files import entries_below, is_leftover, read_bytes, refuse_links_out_of
 from rl_lab.runs.lock import is_held
 from rl_lab.runs.metrics_file import parse_row
 from rl_lab.runs.run_directory import RunDirectory
@@ -61,7 +61,7 @@ def verify_run(run: RunDirectory) -> Verdict:
     def check(where: str, look: Callable[[], Any], level: Level = "error") -> Any:
         try:
             return look()
-        except RunError as error:
+        except (RunError, OSError) as error:
             verdict.findings.append(Finding(level, where, str(error)))
             return None
 
@@ -76,11 +76,7 @@ def verify_run(run: RunDirectory) -> Verdict:
         verdict.findings.append(Finding("warning", ".lock", "a process is at work on this run: files may still change"))
     rows = _Rows.read(run.metrics_path)
     verdict.findings += rows.findings
-    verdict.findings += [
-        Finding("warning", str(path.relative_to(run.path)), "was left by a killed process; the next save removes it")
-        for path in sorted(run.path.rglob(".*.tmp-*"))
-        if is_leftover(path.name)
-    ]
+    verdict.findings += check("files", lambda: _leftovers(run.path)) or []
     store = CheckpointStore(run.checkpoints_dir, identity=manifest.get("identity") if manifest else None)
     for path in check("checkpoints", store.paths) or []:
         findings, checkpoint = _verify_checkpoint(store, path, rows)
@@ -88,12 +84,7 @@ def verify_run(run: RunDirectory) -> Verdict:
         is_exact = not any(each.where in _NEEDED for each in verdict.findings if each.level == "error")
         purposes = tuple(each for each in checkpoint.usable_for if each != "exact" or is_exact)
         verdict.checkpoints.append(CheckpointVerdict(path.name, checkpoint.counts, purposes))
-    for name in ("latest", "best"):
-        link = run.checkpoints_dir / name
-        if link.is_symlink() and not link.exists():
-            verdict.findings.append(
-                Finding("warning", f"checkpoints/{name}", f"names {os.readlink(link)}, which is missing")
-            )
+    verdict.findings += check("checkpoints", lambda: _dangling(run.checkpoints_dir)) or []
     return verdict
 
 
@@ -107,7 +98,7 @@ def _verify_checkpoint(store: CheckpointStore, path: Path, rows: _Rows) -> tuple
     whole: set[str] = set()
     counts: dict[str, int] = {}
     try:
-        manifest = store.read_manifest(path)
+        manifest = read_manifest(path)
         counts = manifest["counts"]
         sections = {file.removesuffix(".pt") for file in manifest["sections"]}
     except RunError as error:
@@ -126,14 +117,28 @@ def _verify_checkpoint(store: CheckpointStore, path: Path, rows: _Rows) -> tuple
             findings.append(Finding("error", where, _reason(error)))
     if counts.get("agent_steps") != int(path.name.removeprefix("step_").partition("-")[0]):
         findings.append(Finding("error", where, f"its name and its counts differ: {counts}"))
-    known = {f"{section}.pt" for section in sections} | {"manifest.json"}
-    for extra in sorted({each.name for each in path.iterdir()} - known):
-        findings.append(Finding("warning", f"{where}/{extra}", "belongs to no section"))
+    with suppress(OSError):
+        for extra in sorted({*os.listdir(path)} - {"manifest.json", *(f"{section}.pt" for section in sections)}):
+            findings.append(Finding("warning", f"{where}/{extra}", "belongs to no section"))
     if not whole >= sections & POLICY:
         return findings, CheckpointVerdict(path.name, counts, ())
     purposes = ("warm_start_optimizer",) if whole >= OPTIMIZERS else ()
     exact = ("exact",) if not any(each.level == "error" for each in findings) else ()
     return findings, CheckpointVerdict(path.name, counts, (*exact, *purposes, "warm_start", "evaluate"))
+
+
+def _leftovers(directory: Path) -> list[Finding]:
+    names = sorted(os.path.relpath(each.path, directory) for each in entries_below(directory) if is_leftover(each.name))
+    return [Finding("warning", name, "was left by a killed process; a later start removes it") for name in names]
+
+
+def _dangling(directory: Path) -> list[Finding]:
+    links = [directory / name for name in ("latest", "best")]
+    return [
+        Finding("warning", f"{directory.name}/{link.name}", f"names {os.readlink(link)}, which is missing")
+        for link in links
+        if link.is_symlink() and not link.exists()
+    ]
 
 
 def _reason(error: RunError) -> str:

@@ -40,7 +40,8 @@ def write_video(path: str | Path, frames: Sequence[np.ndarray], fps: float) -> P
 def check_name(path: Path) -> None:
     """For those who have long work to do before they write it."""
     if path.suffix != ".mp4":
-        raise ConfigError(f"Video {path}: only mp4 is written; name it '{path.with_suffix('.mp4').name}'.")
+        name = path.with_suffix(".mp4").name if path.name else "video.mp4"
+        raise ConfigError(f"Video {path}: only mp4 is written; name it '{name}'.")
 
 
 def _check(path: Path, frames: Sequence[np.ndarray], fps: float) -> None:
@@ -66,10 +67,10 @@ def _ffmpeg() -> str:
 
 
 def _encode(command: list[str], frames: Iterable[np.ndarray], path: Path) -> None:
-    """Feed ffmpeg and read its verdict; its complaints go to a file so that no full pipe can block it."""
-    with tempfile.TemporaryFile() as complaints:
+    """Feed ffmpeg; its error messages go to a file, so that no full pipe can block it."""
+    with tempfile.TemporaryFile() as messages:
         # Its own session: Ctrl-C in the terminal reaches us, not the encoder in the middle of a frame.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=complaints, start_new_session=True)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=messages, start_new_session=True)
         assert process.stdin is not None
         try:
             with suppress(BrokenPipeError):  # ffmpeg gave up; its exit status and words say why
@@ -79,7 +80,7 @@ def _encode(command: list[str], frames: Iterable[np.ndarray], path: Path) -> Non
             with suppress(BrokenPipeError):
                 process.stdin.close()
             status = process.wait()
-        complaints.seek(0)
-        words = complaints.read().decode(errors="replace").strip()
+        messages.seek(0)
+        words = messages.read().decode(errors="replace").strip()
     if status != 0:
         raise RunError(f"Video {path} could not be written: ffmpeg says '{words or f'exit status {status}'}'.")

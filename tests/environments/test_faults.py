@@ -56,7 +56,7 @@ def test_an_exception_ends_the_episode_and_the_next_row_is_first() -> None:
     events = environment.drain_events()
     assert len(events) == 2 and environment.drain_events() == []
     assert events[0] == (
-        "Environment 0 raised RuntimeError: told to raise in step after 2 steps of its episode; "
+        "Environment 0 raised RuntimeError: requested failure in step after 2 steps of its episode; "
         "it was restarted (restart 1)."
     )
 
@@ -77,7 +77,7 @@ def test_a_failing_reset_is_tried_again_with_the_next_seed() -> None:
     )
     rows = play(environment, steps=5, seed=0)
     assert column(rows, "is_first") == [1, 0, 0, 1, 0, 0]
-    assert "told to raise in reset in reset after 2 steps" in environment.drain_events()[0]
+    assert "requested failure of reset in reset after 2 steps" in environment.drain_events()[0]
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -85,7 +85,9 @@ def test_too_many_restarts_stop_the_run(vectorization: str) -> None:
     environment = make_environment(
         id=FAULTY, num_envs=2, vectorization=vectorization, kwargs={"raise_at": 2}, max_restarts=3
     )
-    with pytest.raises(EnvironmentFault, match=r"max_restarts=3 times.*RuntimeError: told to raise.*rl-lab envs check"):
+    with pytest.raises(
+        EnvironmentFault, match=r"max_restarts=3 times.*RuntimeError: requested failure.*rl-lab envs check"
+    ):
         play(environment, steps=20, seed=0)
     environment.close()
 
@@ -282,7 +284,7 @@ class TestNativeFaults:
 def test_an_environment_that_cannot_be_built_again_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     environment: Any = make_environment(id=FAULTY, vectorization="sync", kwargs={"raise_at": 1})
     environment.reset()
-    monkeypatch.setattr(environment._cells.members[0], "_build", lambda: 1 / 0)
+    monkeypatch.setattr(environment._cells.members[0], "build", lambda: 1 / 0)
     with pytest.raises(EnvironmentFault, match="environment 0 could not be built again: ZeroDivisionError"):
         environment.step(np.zeros(1, np.int64))
 
@@ -300,7 +302,7 @@ def test_after_a_fault_the_other_workers_can_still_be_asked() -> None:
     environment = make_async(2, num_workers=2, max_restarts=0, raise_at=2)
     environment.reset()
     environment.step(np.zeros(2, np.int64))
-    with pytest.raises(EnvironmentFault, match="told to raise"):
+    with pytest.raises(EnvironmentFault, match="requested failure"):
         environment.step(np.zeros(2, np.int64))
     assert len(environment.get_state()["cells"]) == 2  # not an old answer
     environment.close()

@@ -84,6 +84,9 @@ def set_path(config: dict[str, Any], path: str, value: Any) -> None:
 REFUSED: list[tuple[str, Any, str]] = [
     ("seeed", 1, "seeed is not a block of a config. Did you mean 'seed'? Blocks: experiment, seed"),
     ("seed", -1, "seed is -1: write a whole number from 0 on."),
+    ("seed", 2**63, f"seed is {2**63}: write a whole number below 2**63."),
+    ("plugins", 3, "plugins is 3: write a list of packages, such as [my_package]."),
+    ("plugins", "mine", "plugins is 'mine': write a list of packages, such as [my_package]."),
     ("seed", True, "seed is True: write a whole number from 0 on."),
     ("seed", 1.5, "seed is 1.5: write a whole number from 0 on."),
     ("components", 5, "components is 5: it is a block of settings, such as `components: {...}`."),

@@ -9,6 +9,7 @@ import pytest
 
 from rl_lab.runs.manifest import collect_manifest
 from rl_lab.runs.run_directory import RunDirectory, first_files
+from tests.fault_injection import tried
 
 CONFIG = "algorithm:\n  discount: 0.99\nseed: 1\n"
 
@@ -28,3 +29,8 @@ def make_run(runs_dir: Path) -> Callable[..., RunDirectory]:
         return RunDirectory.create(runs_dir, run_id=run_id, name="ppo_cartpole", seed=1, files=files)
 
     return make
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if any(tried.values()):
+        terminalreporter.write_line(f"{tried['kills']} kills and {tried['faults']} injected faults were tried")

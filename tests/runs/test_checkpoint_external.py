@@ -123,14 +123,14 @@ def test_a_manifest_cannot_name_files_of_others(store: CheckpointStore, path: st
 
 def test_a_manifest_that_names_files_in_another_way_is_damaged(store: CheckpointStore) -> None:
     edit(save(store, 1, b"one"), lambda entry: entry.pop("crc32"))
-    with pytest.raises(DamagedCheckpoint, match=r"manifest.json names files outside in a way nobody knows \(.*crc32"):
+    with pytest.raises(DamagedCheckpoint, match=r"manifest.json names files outside in an unknown way \(.*crc32"):
         store.load()
 
 
 def test_an_entry_of_another_type_is_damage(store: CheckpointStore) -> None:
     edit(save(store, 1, b"one"), lambda entry: entry.update(bytes="many"))
     with pytest.raises(
-        DamagedCheckpoint, match=r"names files outside in a way nobody knows \(.*'external' is damaged: 'bytes'"
+        DamagedCheckpoint, match=r"names files outside in an unknown way \(.*'external' is damaged: 'bytes'"
     ):
         store.load()
 

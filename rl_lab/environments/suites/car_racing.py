@@ -24,7 +24,7 @@ class CarRacing(original.CarRacing):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.is_observed = True  # ActionRepeat turns it off for the frames that nobody looks at
+        self.is_observed = True  # ActionRepeat turns it off for frames that are not observed
         dim = original.GRASS_DIM
         self._grass = [[(dim * x, dim * y) for x, y in corners] for corners in GRASS]
         self._corners = np.zeros((0, 4, 2))

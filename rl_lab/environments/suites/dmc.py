@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_lab.environments.plain import NotPlainError, to_text
+from rl_lab.environments.plain import text_or_none
 from rl_lab.environments.rendering import prepare_headless
 from rl_lab.types import ConfigError, did_you_mean
 
@@ -69,10 +69,20 @@ class DeepMindControl(gym.Env):
         is_detailed: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        _check_settings(f"dmc/{domain}_{task}", observation, size)
+        env_id = f"dmc/{domain}_{task}"
+        if observation not in OBSERVATIONS:
+            raise ConfigError(
+                f"environment.kwargs.observation of '{env_id}' is {observation!r}."
+                f"{did_you_mean(str(observation), OBSERVATIONS)} Allowed: {', '.join(OBSERVATIONS)}."
+            )
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(f"environment.kwargs.size of '{env_id}' is {size!r}: write a number of pixels, say 64.")
         prepare_headless()
+        import mujoco
         from dm_control import suite
 
+        # All that the simulator's next step depends on, its solver's starting point included.
+        self._everything = int(mujoco.mjtState.mjSTATE_INTEGRATION)
         self.render_mode = render_mode
         self.observation_kind, self.size, self.is_detailed = observation, size, is_detailed
         # The seed is for what a model draws once (lqr's stiffness): every copy is the same system.
@@ -80,12 +90,14 @@ class DeepMindControl(gym.Env):
         self.task, self.physics = made.task, made.physics
         self.frames_per_control = round(made.control_timestep() / self.physics.timestep())
         self.metadata = {**self.metadata, "render_fps": round(1.0 / made.control_timestep())}
-        self.camera = self._find_camera(f"dmc/{domain}_{task}", CAMERAS.get(domain, 0) if camera is None else camera)
+        self.camera = self._find_camera(env_id, CAMERAS.get(domain, 0) if camera is None else camera)
         self._prepare_drawing()
         self._views: dict[int, Any] = {}
         self._model_as_built = {name: array.copy() for name, array in self._model_arrays().items()}
-        self.is_observed = True  # ActionRepeat turns it off for the frames that nobody looks at
-        self.action_space = self._action_space()
+        self.is_observed = True  # ActionRepeat turns it off for frames that are not observed
+        spec = self.task.action_spec(self.physics)
+        low, high = (np.broadcast_to(bound, spec.shape).astype(np.float32) for bound in (spec.minimum, spec.maximum))
+        self.action_space = spaces.Box(low, high, dtype=np.float32)
         self.action_labels = tuple(self.physics.model.id2name(i, "actuator") for i in range(self.physics.model.nu))
         self.observation_space = self._observation_space()
 
@@ -111,11 +123,6 @@ class DeepMindControl(gym.Env):
         largest = max(self.size, VIDEO_SIZE)
         visual.global_.offwidth = max(visual.global_.offwidth, largest)
         visual.global_.offheight = max(visual.global_.offheight, largest)
-
-    def _action_space(self) -> spaces.Box:
-        spec = self.task.action_spec(self.physics)
-        low, high = (np.broadcast_to(bound, spec.shape).astype(np.float32) for bound in (spec.minimum, spec.maximum))
-        return spaces.Box(low, high, dtype=np.float32)
 
     def _observation_space(self) -> spaces.Space:
         vector = spaces.Box(-np.inf, np.inf, self._vector().shape, np.float32)
@@ -177,9 +184,9 @@ class DeepMindControl(gym.Env):
     def get_state(self) -> dict[str, Any]:
         """The simulator's state, the task's generator and attributes, and what the episode changed in the model."""
         return {
-            "physics": self.physics.get_state(_everything()),
+            "physics": self.physics.get_state(self._everything),
             "random": self.task.random.get_state(legacy=False),
-            "task": {name: value for name, value in vars(self.task).items() if _is_plain(value)},
+            "task": {name: value for name, value in vars(self.task).items() if text_or_none(value) is not None},
             "model": {
                 name: array.copy()
                 for name, array in self._model_arrays().items()
@@ -196,7 +203,7 @@ class DeepMindControl(gym.Env):
         vars(self.task).update(state["task"])
         self.task.random.set_state(state["random"])
         mujoco.mj_resetData(model, data)
-        self.physics.set_state(state["physics"], _everything())
+        self.physics.set_state(state["physics"], self._everything)
         mujoco.mj_step1(model, data)  # what depends on position and velocity; a step begins behind it
         if self._views:
             with self.physics.contexts.gl.make_current() as context:
@@ -209,31 +216,6 @@ class DeepMindControl(gym.Env):
         names = [name for name in dir(model) if not name.startswith(("_", *CONSTANT_ARRAYS))]
         arrays = {name: getattr(model, name) for name in names}
         return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and array.size}
-
-
-def _check_settings(env_id: str, observation: str, size: int) -> None:
-    if observation not in OBSERVATIONS:
-        raise ConfigError(
-            f"environment.kwargs.observation of '{env_id}' is {observation!r}."
-            f"{did_you_mean(str(observation), OBSERVATIONS)} Allowed: {', '.join(OBSERVATIONS)}."
-        )
-    if not isinstance(size, int) or size < 1:
-        raise ConfigError(f"environment.kwargs.size of '{env_id}' is {size!r}: write a number of pixels, such as 64.")
-
-
-def _everything() -> int:
-    """All that the simulator's next step depends on, its solver's first guess included."""
-    import mujoco
-
-    return int(mujoco.mjtState.mjSTATE_INTEGRATION)
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        to_text(value)
-    except NotPlainError:
-        return False
-    return True
 
 
 for _domain, _tasks in DOMAINS.items():

@@ -208,7 +208,7 @@ class Faulty(Toy):
     def _begin(self) -> None:
         self.resets += 1
         if self.resets == self.raise_in_reset_at:
-            raise RuntimeError("told to raise in reset")
+            raise RuntimeError("requested failure of reset")
         self.start = float(self.np_random.random())
 
     def step(self, action: Any) -> Result:
@@ -216,7 +216,7 @@ class Faulty(Toy):
         self.step_in_episode += 1
         time.sleep(self.slow_s)
         if self.total_steps == self.raise_at:
-            raise RuntimeError("told to raise")
+            raise RuntimeError("requested failure")
         if self.total_steps == self.exit_at:
             os._exit(3)
         if self.total_steps == self.hang_at:

@@ -206,7 +206,7 @@ def test_videos_are_larger_than_observations() -> None:
             {"observation": "pixel"},
             "observation of 'dmc/walker_walk' is 'pixel'. Did you mean 'pixels'.* state, pixels",
         ),
-        ({"size": 0}, "size of 'dmc/walker_walk' is 0: write a number of pixels, such as 64"),
+        ({"size": 0}, "size of 'dmc/walker_walk' is 0: write a number of pixels, say 64"),
         ({"camera": "sid"}, r"camera is 'sid' but 'dmc/walker_walk' has the cameras 0 \(side\), 1 \(back\).*'side'"),
         ({"camera": 2}, "camera is 2 but"),
         ({"colour": 1}, "does not accept kwargs {'colour': 1}"),

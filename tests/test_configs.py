@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from rl_lab.api import collect, train
-from rl_lab.config.compose import compose, list_experiments
+from rl_lab.config.compose import compose
 from rl_lab.config.construct import resolve_target
-from rl_lab.config.files import PACKAGE_CONFIGS, documented_keys
-from rl_lab.config.schema import CheckpointBlock, EvaluationBlock, LoggingBlock, RunsBlock
+from rl_lab.config.experiments import list_experiments
+from rl_lab.config.explain import documented_keys
+from rl_lab.config.files import PACKAGE_CONFIGS
+from rl_lab.config.schema import CheckpointBlock, EvaluationBlock, LoggingBlock, RunsBlock, StopBlock
 from rl_lab.environments.factory import make_environment
 from rl_lab.experiment.build import check
-from rl_lab.orchestration.stopping import StopRules
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
 from rl_lab.types import MissingExtraError
@@ -177,7 +178,7 @@ def test_every_option_of_an_optimizer_can_be_overridden(file: Path) -> None:
         ("runs", RunsBlock, set()),
         ("runtime", Runtime, set()),
         ("training.checkpoint", CheckpointBlock, set()),
-        ("training.stop", StopRules, set()),
+        ("training.stop", StopBlock, set()),
     ],
 )
 def test_every_option_of_a_block_can_be_overridden(path: str, schema: Any, filled_in: set[str]) -> None:
@@ -192,7 +193,7 @@ def test_defaults_in_yaml_and_code_agree_where_the_block_is_optional() -> None:
     config = compose("ppo")
     for path, schema in (("evaluation", EvaluationBlock), ("logging", LoggingBlock), ("runs", RunsBlock)):
         assert schema(**config[path]) == schema(), path
-    assert StopRules(**config["training"]["stop"]) == StopRules()
+    assert StopBlock(**config["training"]["stop"]) == StopBlock()
     assert CheckpointBlock(**config["training"]["checkpoint"]) == CheckpointBlock()
 
 

@@ -1,29 +1,23 @@
-"""What became of a run: its best score, and the exit code that `train` and `resume` end with."""
+"""What became of a run: its best score, and how `train` and `resume` end."""
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rl_lab.cli.printing import give_up_if_broken, say
+
 if TYPE_CHECKING:
     from rl_lab.api import Run
 
-# `stopped` is a run that reached a goal or a limit of its own; the work is done.
-EXIT_CODES = {"finished": 0, "stopped": 0}
-
 
 def report(run: Run, *, quiet: bool) -> int:
-    """The exit code of a training that returned; quiet runs say at least where they lie."""
-    status = run.status
+    """The exit code of a training that came to its end, whether or not anybody can read what it prints."""
     if quiet:
-        print(run.id)
-        if status["message"]:
-            print(f"{status['state']}: {status['message']}", file=sys.stderr)
-    if status["state"] == "interrupted":
-        return 128 + (run.signal_number or signal.SIGINT)  # as shells say it: 130 after Ctrl-C, 143 after SIGTERM
-    return EXIT_CODES.get(status["state"], 1)
+        say(run.id)
+    give_up_if_broken(sys.stdout)
+    return 0
 
 
 def best_score(status: Mapping[str, Any]) -> float | None:

@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_lab.cli.parsing import Parser, add_json, add_runs_dir, runs_dir_of
-from rl_lab.cli.printing import fields, print_json
+from rl_lab.cli.parsing import Parser, add_json, add_run, runs_dir_of
+from rl_lab.cli.printing import fields, format_value, print_json
 
 if TYPE_CHECKING:
     from rl_lab.runs.run_directory import RunDirectory
@@ -28,8 +28,7 @@ rl-lab show 20260101-1200 --json
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
-    add_runs_dir(parser)
+    add_run(parser)
     add_json(parser)
     return parser
 
@@ -111,7 +110,7 @@ def describe(facts: dict[str, Any]) -> str:
     files = [(name, _relative(path)) for name, path in facts["paths"].items()]
     sections = {"": what, "progress": progress, "curves": curves, "files": files}
     blocks = [f"{title}\n{fields(pairs)}".strip("\n") for title, pairs in sections.items() if pairs]
-    return "\n\n".join([facts["id"] + "\n" + blocks[0], *blocks[1:], _next_command(facts)])
+    return "\n\n".join([format_value(facts["id"]) + "\n" + blocks[0], *blocks[1:], _next_command(facts)])
 
 
 def sparkline(values: list[float], width: int = CURVE_WIDTH) -> str:
@@ -130,7 +129,7 @@ def _curve_line(values: list[float]) -> str:
 
 def _next_command(facts: dict[str, Any]) -> str:
     over = facts["status"]["state"] in ("finished", "stopped", "running")
-    return f"next: rl-lab {'evaluate' if over else 'resume'} {facts['id']}"
+    return f"next: rl-lab {'evaluate' if over else 'resume'} {format_value(facts['id'])}"
 
 
 def _relative(path: Path) -> Path:

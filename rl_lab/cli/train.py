@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from itertools import product
 
-from rl_lab.cli.parsing import Parser, UsageError, add_config_dir, add_quiet, add_runs_dir, one_name, positive
+from rl_lab.cli.parsing import Parser, UsageError, add_config_dir, add_quiet, add_runs_dir, chosen, one_name, positive
 
 DEFAULT_ENVIRONMENT, DEFAULT_ALGORITHM = "CartPole-v1", "ppo"  # completes --algorithm or --env given alone
 
@@ -51,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_lab.config import compose as composition
 
     sweep = list(product((experiment or "").split(","), composition.split_sweep(overrides)))
+    if not sweep:
+        raise UsageError(f"{' '.join(overrides)} names no value at all, so there is nothing to train.")
     if len(sweep) > 1 and not arguments.multirun:
         listed = next(word for word in [experiment or "", *overrides] if "," in word)
         raise UsageError(
@@ -63,7 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.multirun:
         from rl_lab.cli.multirun import train_all
+        from rl_lab.experiment.sweep_check import check_sweep
 
+        check_sweep(sweep, arguments.config_dir)
         return train_all(sweep, arguments)
     return _train_one(experiment, overrides, arguments)
 
@@ -72,15 +76,8 @@ def _train_one(experiment: str | None, overrides: list[str], arguments: argparse
     from rl_lab import api
     from rl_lab.cli.outcome import report
 
-    trained = api.train(
-        experiment,
-        overrides=overrides,
-        run_id=arguments.run_id,
-        runs_dir=arguments.runs_dir,
-        config_dir=arguments.config_dir,
-        resume_existing=arguments.resume,
-        quiet=arguments.quiet,
-    )
+    options = chosen(arguments, "run_id", "runs_dir", "config_dir", "quiet")
+    trained = api.train(experiment, **options, overrides=overrides, resume_existing=arguments.resume)
     return report(trained, quiet=arguments.quiet)
 
 

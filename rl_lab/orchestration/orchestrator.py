@@ -55,12 +55,13 @@ class Orchestrator:
             if phase_ended:
                 self._forget_foreign_rows(controller)
             reason = self.housekeeping.after_cycle(phase_ended=phase_ended)
+            if self.interrupted():
+                self.housekeeping.stop_reason = reason
+                self.housekeeping.save()
+                return "interrupted"
             if reason is not None:
                 self.housekeeping.finish(reason)
                 return "stopped"
-            if self.interrupted() and not self.scheduler.finished:
-                self.housekeeping.save()
-                return "interrupted"
         self.housekeeping.finish(None)
         return "finished"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import zlib
 from collections.abc import Callable
@@ -140,6 +142,21 @@ def test_the_store_knows_which_files_are_still_needed(store: CheckpointStore) ->
     assert store.external_paths() == {"replay/replay/rows_000003.bin"}, "a damaged checkpoint is never loaded"
 
 
+def test_while_a_checkpoint_cannot_be_read_nobody_may_remove_what_it_needs(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, 1, b"one")
+    original = os.open
+
+    def fail(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith("manifest.json"):
+            raise OSError(errno.EIO, "Input/output error")
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", fail)
+    assert store.external_paths() is None
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "replay/../../other/rows_000001.bin"])
 def test_a_manifest_cannot_name_files_of_others(store: CheckpointStore, path: str) -> None:
     edit(save(store, 1, b"one"), lambda entry: entry.update(path=path))
@@ -161,11 +178,18 @@ def test_a_manifest_that_names_files_in_another_way_is_damaged(
     store: CheckpointStore, change_entry: Callable[[dict[str, Any]], Any]
 ) -> None:
     edit(save(store, 1, b"one"), change_entry)
-    with pytest.raises(DamagedCheckpoint, match=r"manifest.json names files outside in a way nobody knows \("):
+    with pytest.raises(DamagedCheckpoint, match=r"manifest.json names files outside in an unknown way \("):
+        store.load()
+
+
+def test_an_entry_of_another_type_is_damage(store: CheckpointStore) -> None:
+    edit(save(store, 1, b"one"), lambda entry: entry.update(path=3))
+    with pytest.raises(DamagedCheckpoint, match=r"names files outside in an unknown way \(.*'external' is damaged: 'path'"):
         store.load()
 
 
 def edit(checkpoint: Path, change_entry: Callable[[dict[str, Any]], Any]) -> None:
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     change_entry(manifest["external"][0])
+    del manifest["sha256"]
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))

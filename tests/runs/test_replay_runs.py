@@ -20,6 +20,7 @@ from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
 from rl_lab.runs.checkpoint import CheckpointStore, DamagedExternalFile
 from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.verify import verify_run
 from rl_lab.types import RunError
 from rl_lab.utils.tree import equal
 from tests.test_resume import COMMON, SMALL_DQN, assert_same_run, reproducible_rows, rows_in_full, run_to_the_end
@@ -89,6 +90,7 @@ def kill_inside_a_save(case: str, runs_dir: Path, run_id: str, fatal_call: int) 
 def test_a_run_killed_inside_a_save_resumes_bit_for_bit(case: str, fatal_call: int, tmp_path: Path) -> None:
     whole = train(case, tmp_path)
     kill_inside_a_save(case, tmp_path, "cut", fatal_call)
+    assert verify_run(RunDirectory.open(tmp_path / "cut")).is_whole
     assert_same_run(tmp_path / "cut", whole)
 
 

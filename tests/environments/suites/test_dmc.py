@@ -9,7 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rl_lab.config.compose import compose, explain
+from rl_lab.config.compose import compose
+from rl_lab.config.explain import explain
 from rl_lab.config.files import PACKAGE_CONFIGS
 from rl_lab.environments import make_environment
 from rl_lab.environments.catalog import describe, list_environments

@@ -41,6 +41,7 @@ from rl_lab.runs.files import (
 from rl_lab.runs.manifest import CHECKPOINT_SCHEMA_VERSION, check_schema_version
 from rl_lab.types import ConfigError, RunError, StateTree
 from rl_lab.utils.file_blocks import DamagedFileError, FileBlocks
+from rl_lab.utils.text import printable
 from rl_lab.utils.tree import leaves_with_paths, map_leaves, numpy_to_tensors
 
 _NAME = re.compile(r"step_(\d{12,})(?:-r(\d+))?")
@@ -264,7 +265,7 @@ class CheckpointStore:
                 self.refuse_foreign(path, checkpoint.manifest)
             except DamagedCheckpoint as damage:
                 damages.append(damage)
-                report(str(damage))
+                report(printable(str(damage)))
                 continue
             if damages:
                 report(f"Going on from {path.name} instead ({len(damages)} damaged checkpoint(s) passed over).")
@@ -365,10 +366,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFile]:
     try:
-        for entry in manifest.get("external", []):
-            check_types(entry, {"section": str, "path": str}, place="an entry of 'external'")
         files = [_parse_external(entry) for entry in manifest.get("external", [])]
-    except (TypeError, AttributeError, ValueError, KeyError, ZeroDivisionError, RunError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RunError) as error:
         raise DamagedCheckpoint(path, f"manifest.json names files outside in an unknown way ({error!r})") from error
     for file in files:
         place = PurePosixPath(file.path)
@@ -378,6 +377,7 @@ def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFil
 
 
 def _parse_external(entry: Mapping[str, Any]) -> ExternalFile:
+    check_types(entry, {"section": str, "path": str}, place="an entry")
     if "blocks" in entry:
         blocks = FileBlocks(**entry["blocks"])
     else:  # schema version 1: one checksum for the beginning of a file
@@ -392,8 +392,6 @@ def _check_external(path: Path, external: ExternalFile) -> None:
             pass
     except DamagedFileError as error:
         raise DamagedExternalFile(path, f"{external.path}: {error}") from error
-    except OSError as error:
-        raise _unreadable(path, external.path, error) from error
 
 
 def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]]) -> StateTree:

@@ -63,7 +63,8 @@ class FileBlocks:
     def read(self, path: Path) -> Iterator[tuple[int, bytearray]]:
         """Each needed block, verified: the number of its first row in the file, and its bytes."""
         try:
-            with open(path, "rb", buffering=0) as file:
+            # A pipe in the place of the file must not block: it has no bytes.
+            with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < self.bytes:
                     raise DamagedFileError(f"it has {size} bytes where {self.bytes} are needed")

@@ -74,9 +74,7 @@ def test_damage_outside_is_found_and_the_one_before_is_used_loudly(
 
 def test_blocks_that_a_checkpoint_does_not_need_are_not_read(store: CheckpointStore) -> None:
     first = save(store, 1, b"aabbcc")
-    manifest = json.loads((first / "manifest.json").read_text())
-    manifest["external"][0]["blocks"]["first_block"] = 1
-    (first / "manifest.json").write_text(json.dumps(manifest))
+    edit(first, lambda entry: entry["blocks"].update(first_block=1))
     (store.directory.parent / FILE).write_bytes(b"xxbbcc")
     assert store.load().counts == {"agent_steps": 1}
 
@@ -104,6 +102,7 @@ def test_the_one_checksum_of_older_checkpoints_still_counts(store: CheckpointSto
     first = save(store, 1, b"rows")
     old = {"section": "buffers", "path": FILE, "bytes": 4, "crc32": zlib.crc32(b"rows")}
     manifest = json.loads((first / "manifest.json").read_text())
+    del manifest["sha256"]
     (first / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 1, "external": [old]}))
     (store.directory.parent / FILE).write_bytes(b"rows, newer")
     assert store.load().counts == {"agent_steps": 1}
@@ -168,6 +167,8 @@ def test_a_manifest_cannot_name_files_of_others(store: CheckpointStore, path: st
     "change_entry",
     [
         lambda entry: entry.pop("path"),
+        lambda entry: entry.update(path=7),
+        lambda entry: entry.update(section=None),
         lambda entry: entry["blocks"].update(crc32="zz"),
         lambda entry: entry["blocks"].update(block_rows=0),
         lambda entry: entry["blocks"].update(rows="3"),
@@ -179,12 +180,6 @@ def test_a_manifest_that_names_files_in_another_way_is_damaged(
 ) -> None:
     edit(save(store, 1, b"one"), change_entry)
     with pytest.raises(DamagedCheckpoint, match=r"manifest.json names files outside in an unknown way \("):
-        store.load()
-
-
-def test_an_entry_of_another_type_is_damage(store: CheckpointStore) -> None:
-    edit(save(store, 1, b"one"), lambda entry: entry.update(path=3))
-    with pytest.raises(DamagedCheckpoint, match=r"names files outside in an unknown way \(.*'external' is damaged: 'path'"):
         store.load()
 
 

@@ -91,6 +91,7 @@ def test_every_memory_can_be_chosen(memory: str) -> None:
 TASKS = {  # environment, kind of its image or vector, environments, frames per agent step, updates per agent step
     "none": ("Pendulum-v1", None, 16, 1, 1.0),
     "dmc_proprio": ("dmc/walker_walk", "state", 16, 1, 1.0),
+    "dmc_proprio_2024": ("dmc/walker_walk", "state", 16, 2, 0.5),
     "dmc_vision": ("dmc/walker_walk", "pixels", 16, 1, 0.25),
     "minigrid": ("MiniGrid-DoorKey-5x5-v0", None, 16, 1, 1.0),
     "classic_control": ("CartPole-v1", None, 4, 1, 1.0),

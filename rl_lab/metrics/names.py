@@ -70,7 +70,7 @@ NAMES: dict[str, Meaning] = {
     ),
     "collect/optimal_arm_rate": Meaning(
         "fraction",
-        "Bandits: share of the pulls that took one of the best arms.",
+        "Bandits: fraction of the pulls that took one of the best arms.",
         "Rises from 1 / arms. Epsilon-greedy stays below 1 by design; the others approach 1.",
     ),
     "collect/regret_mean": Meaning(

@@ -29,6 +29,7 @@ CASES = {
     "dreamer": ["dreamer_v3_cartpole"],
     "dreamer_v1": ["dreamer_v1", *OLDER],
     "dreamer_v2": ["dreamer_v2", *OLDER],
+    "dreamer_v3_2023": ["dreamer_v3_2023", "environment=gymnasium", "environment.id=Pendulum-v1", *OLDER],
     "dreamer_v2 of choices": ["dreamer_v2", "environment.id=CartPole-v1", *OLDER],
     "dreamer_v2 of images": [
         "rl_lab/PixelCatch-v0:dreamer_v2",

@@ -60,7 +60,7 @@ class Dreamer(LatentStateWorkflow):
         free_nats: float = 1.0,
         free_nats_on_average: bool = False,
         exploration_noise: float = 0.0,
-        policy_gradient: Literal["reinforce", "dynamics", "both", "auto"] = "reinforce",
+        policy_gradient: Literal["reinforce", "dynamics", "advantage", "both", "auto"] = "reinforce",
         dynamics_share: float = 0.1,
         slow_critic_rate: float = 0.02,
         slow_critic_every: int = 1,
@@ -233,7 +233,7 @@ class Dreamer(LatentStateWorkflow):
             returns = lambda_return(*told, discount=1.0, lambda_=self.lambda_)  # [N, H]
             self.return_scale.update(returns)
             scale = self.return_scale.scale()
-            advantage = ((returns - guess[:, :-1]) / scale).detach()
+            advantage = (returns - guess[:, :-1]) / scale
             objective = self.policy_objective(policy, dream["action"], advantage, returns / scale)
             weight = goes_on.detach().cumprod(dim=1)[:, :-1]
             entropy = policy.entropy()
@@ -246,7 +246,7 @@ class Dreamer(LatentStateWorkflow):
         metrics = {
             "controller/entropy": entropy.detach().mean(),
             "controller/value_mean": guess.detach().mean(),
-            "controller/advantage_std": advantage.std(),
+            "controller/advantage_std": advantage.detach().std(),
             "controller/imagined_reward": dream["reward"][:, 1:].detach().mean(),
             "controller/imagined_return": returns.detach().mean(),
             "controller/return_scale": scale,
@@ -254,13 +254,15 @@ class Dreamer(LatentStateWorkflow):
         return LossOutput(terms, metrics)
 
     def policy_objective(self, policy: Any, action: Tensor, advantage: Tensor, returns: Tensor) -> Tensor:
-        """What the actor maximises `[N, H]`: likelier good actions, returns as the model sees them, or some of each.
+        """What the actor maximises `[N, H]`: likelier good actions, or returns or advantages through the model.
 
-        V2 mixes a tenth of the latter in (danijar/dreamerv2, agent.py: actor_grad both, actor_grad_mix).
+        V2 mixes a tenth of the returns in (danijar/dreamerv2, agent.py: actor_grad both, actor_grad_mix). An advantage
+        also passes the gradient of its baseline, so that an action is not credited again with the returns of later
+        steps (danijar/dreamerv3 at 8fa35f8, agent.py: actor_grad_cont backprop).
         """
-        if self.policy_gradient == "dynamics":
-            return returns
-        likelier = policy.log_prob(action.detach()) * advantage
+        if self.policy_gradient in ("dynamics", "advantage"):
+            return returns if self.policy_gradient == "dynamics" else advantage
+        likelier = policy.log_prob(action.detach()) * advantage.detach()
         return likelier if self.policy_gradient == "reinforce" else likelier.lerp(returns, self.dynamics_share)
 
     def dream(self, start: Batch, through_model: bool) -> Batch:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_lab.cli.parsing import runs_dir_of
-from rl_lab.cli.printing import say, table
+from rl_lab.cli.printing import best_score, say, table
 from rl_lab.launch.local import Member, Supervisor, default_jobs
+
+STOPPING = "\nstopping: each training saves first; again to hurry, three times to kill"
 
 
 def train_all(sweep: Sequence[tuple[str, list[str]]], arguments: argparse.Namespace) -> int:
@@ -19,7 +21,7 @@ def train_all(sweep: Sequence[tuple[str, list[str]]], arguments: argparse.Namesp
     jobs = min(arguments.jobs or default_jobs(), len(members))
     if not arguments.quiet:
         say(f"{len(members)} trainings, {jobs} at a time")
-    signal_number = Supervisor(members, jobs, show=_show, on_signal=_announce).run()
+    signal_number = Supervisor(members, jobs, show=_show, on_signal=lambda: say(STOPPING, file=sys.stderr)).run()
     if not arguments.quiet:
         say(summary(members, runs_dir_of(arguments)))
     if signal_number is not None:
@@ -58,7 +60,6 @@ def _command(experiment: str, overrides: list[str], run_id: str, arguments: argp
 
 def summary(members: Sequence[Member], runs_dir: Path) -> str:
     """The closing table: what became of each training."""
-    from rl_lab.cli.outcome import best_score
     from rl_lab.runs.report import duration
     from rl_lab.runs.run_directory import RunDirectory
 
@@ -75,7 +76,3 @@ def summary(members: Sequence[Member], runs_dir: Path) -> str:
 
 def _show(label: str, line: str) -> None:
     say(f"[{label}] {line}", end="")
-
-
-def _announce() -> None:
-    say("\nstopping: each training saves first; again to hurry, three times to kill", file=sys.stderr)

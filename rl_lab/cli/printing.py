@@ -36,6 +36,14 @@ def give_up_if_broken(stream: IO[str], probe: str = "") -> bool:
     return False
 
 
+def end_training(run_id: str, *, quiet: bool) -> int:
+    """The exit code of a training that came to its end, whether or not anybody can read what it prints."""
+    if quiet:
+        say(printable(run_id))
+    give_up_if_broken(sys.stdout)
+    return 0
+
+
 def open_closed_streams() -> None:
     """Python has None for a stream that was closed before it began (`>&-`); the next file would get its number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -93,6 +101,12 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         return "  ".join(cells).rstrip()
 
     return "\n".join([render(headers), *(render(line) for line in body)])
+
+
+def best_score(status: Mapping[str, Any]) -> float | None:
+    """The highest evaluation score of a run, or None before its first evaluation."""
+    scores = [status[name] for name in ("best_score", "final_score") if status.get(name) is not None]
+    return max(scores, default=None)
 
 
 def fields(pairs: Iterable[tuple[str, object]], indent: int = 2) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_run, add_trust, chosen, split_words
+from rl_lab.cli.printing import end_training
 
 MODES = {
     "exact": "the same run goes on: weights, optimiser, environments in mid-episode, random state (default)",
@@ -40,8 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"'{names[0]}' is not an override. After RUN come settings, written key=value.")
 
     from rl_lab import api
-    from rl_lab.cli.outcome import report
 
     options = chosen(arguments, "mode", "runs_dir", "trust", "quiet")
     resumed = api.resume(arguments.run, **options, overrides=overrides)
-    return report(resumed, quiet=arguments.quiet)
+    return end_training(resumed.id, quiet=arguments.quiet)

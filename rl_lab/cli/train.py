@@ -6,6 +6,7 @@ import argparse
 from itertools import product
 
 from rl_lab.cli.parsing import Parser, UsageError, add_config_dir, add_quiet, add_runs_dir, chosen, one_name, positive
+from rl_lab.cli.printing import end_training
 
 DEFAULT_ENVIRONMENT, DEFAULT_ALGORITHM = "CartPole-v1", "ppo"  # completes --algorithm or --env given alone
 
@@ -69,16 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
 
         check_sweep(sweep, arguments.config_dir)
         return train_all(sweep, arguments)
-    return _train_one(experiment, overrides, arguments)
 
-
-def _train_one(experiment: str | None, overrides: list[str], arguments: argparse.Namespace) -> int:
     from rl_lab import api
-    from rl_lab.cli.outcome import report
 
     options = chosen(arguments, "run_id", "runs_dir", "config_dir", "quiet")
     trained = api.train(experiment, **options, overrides=overrides, resume_existing=arguments.resume)
-    return report(trained, quiet=arguments.quiet)
+    return end_training(trained.id, quiet=arguments.quiet)
 
 
 def _experiment(name: str | None, env: str | None, algorithm: str | None) -> str | None:

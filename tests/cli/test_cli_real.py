@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -80,6 +81,21 @@ def test_config_commands_speak_of_the_shipped_experiments(rl: Any, runs_dir: Pat
     assert "set in" in rl("config", "explain", "algorithm.clip_range").out
     differing = json.loads(rl("config", "diff", "a", "ppo_cartpole", "--json", "--runs-dir", runs_dir).out)
     assert differing["training.limit_cycles"] == {"a": 3, "b": None}
+
+
+def test_closing_the_terminal_saves_the_run(tmp_path: Path) -> None:
+    words = ["-m", "rl_lab", "train", "ppo_cartpole", "--run-id", "t", "--runs-dir", str(tmp_path)]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, *words, "training.phases.train.duration_steps=100000000"])
+    metrics = tmp_path / "t" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        os.read(terminal, 65536)  # a display that nobody reads would block
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    assert RunDirectory.open(tmp_path / "t").read_status()["state"] == "interrupted"
+    assert (tmp_path / "t" / "checkpoints" / "latest").is_dir()
 
 
 def test_killing_the_parent_of_a_sweep_ends_no_training(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ CASES = {
     "dreamer_v3_infonce": ["rl_lab/Corridor-v0:dreamer", "decoder=infonce", *DECODER_FREE],
     "dreamer_v3_barlow": ["rl_lab/PixelCatch-v0:dreamer", "decoder=barlow", *DECODER_FREE],
     "dreamer_v2_both": ["dreamer_v2", "algorithm.policy_gradient=both", *OLDER_DREAMER],
+    "dreamer_v3_2023": ["dreamer_v3_2023", "environment=gymnasium", "environment.id=Pendulum-v1", *OLDER_DREAMER],
     "dreamer_v3_pixels": ["rl_lab/PixelCatch-v0:dreamer", *DREAMER],
     "planet": ["rl_lab/PointMass-v0:planet", *TINY_PLANET, *DREAMER[-6:]],
     "sac_pixels": ["sac_pixels", "buffers.replay.batch_size=16", *SAC],

@@ -35,7 +35,6 @@ class SumTree:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._firsts = np.arange(0)
         self._widths = [_padded(size)]
         while self._widths[-1] > _WIDEST_TOP:
             self._widths.append(_padded(self._widths[-1] // _FAN_OUT))
@@ -72,7 +71,7 @@ class SumTree:
         rest = np.minimum(fraction * whole, nextafter(whole, 0.0))
         node = top.searchsorted(rest, side="right")
         rest -= top.take(node) - nodes.take(node)
-        first = self._first_children(len(rest))
+        first = np.arange(0, len(rest) * _FAN_OUT, _FAN_OUT)  # where each block's children begin
         for below in reversed(self._levels[:-1]):
             blocks = below.reshape(-1, _FAN_OUT).take(node, axis=0)
             cumulative = _cumulative(blocks)
@@ -85,12 +84,6 @@ class SumTree:
                 child += first
                 rest -= cumulative.take(child) - blocks.take(child)
         return node
-
-    def _first_children(self, count: int) -> np.ndarray:
-        """Where each of so many blocks begins when they lie one after the other."""
-        if len(self._firsts) != count:
-            self._firsts = np.arange(0, count * _FAN_OUT, _FAN_OUT)
-        return self._firsts
 
     def rebuild(self, leaves: np.ndarray) -> None:
         """Take over all leaves at once."""
@@ -138,10 +131,6 @@ class StartPriorities:
         mass[:, len(stored) :] = self.largest if is_last is None else np.where(is_last[:, opened], 0.0, self.largest)
         leaves = self._first_leaves[:, None] + np.concatenate([stored, opened])
         self.tree.set(leaves.ravel(), mass.ravel())
-
-    def draw(self, fraction: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Environments and slots at these fractions of the whole priority."""
-        return split(self.tree.find(fraction), self.slots_per_env)
 
     def update(self, leaf: np.ndarray, is_there: np.ndarray | None, priority: np.ndarray) -> None:
         """New priorities of starts; what is no start any more is passed over. `is_there` None: all of them are."""

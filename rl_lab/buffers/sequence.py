@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from rl_lab.buffers.priorities import StartPriorities
+from rl_lab.buffers.priorities import StartPriorities, split
 from rl_lab.buffers.replay import Replay
 from rl_lab.types import Batch, ConfigError, Progress, StateTree, did_you_mean
 
@@ -106,7 +106,7 @@ class SequenceReplay(Replay):
     def _draw_by_priority(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         if self._priorities is None or not count:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        env_index, slot = self._priorities.draw(self._random.random(count))
+        env_index, slot = split(self._priorities.tree.find(self._random.random(count)), self.slots_per_env)
         return env_index, self._time_at(slot)
 
     def _draw_recent(self, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rl_lab.cli.parsing import Parser, add_json, add_runs_dir, runs_dir_of
+from rl_lab.cli.parsing import Parser, add_json, add_run, runs_dir_of
 from rl_lab.cli.printing import format_value, print_json, table
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ rl-lab verify checkpoint runs/20260101-120000-ppo_cartpole-s1-ab12 --json
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
     parser.add_argument("what", choices=("checkpoint",), metavar="checkpoint", help="the checkpoints and all they need")
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
-    add_runs_dir(parser)
+    add_run(parser)
     add_json(parser)
     return parser
 

@@ -260,6 +260,11 @@ NAMES: dict[str, Meaning] = {
         "Evaluation episodes that a time limit ended.",
         "All of them where surviving is the task; elsewhere 0, or the policy stands still.",
     ),
+    "eval/cut_episodes": Meaning(
+        "episodes",
+        "Evaluation episodes cut by `evaluation.timeout_steps`; each counts with its return so far.",
+        "0. More: the returns would have gone on, so raise the time-out.",
+    ),
     # --- wall-clock: never reproducible
     "time/agent_steps_per_second": Meaning(
         "agent steps / s", "Agent steps over wall-clock since the last row, everything included.", "Steady."

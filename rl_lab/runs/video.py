@@ -40,7 +40,8 @@ def write_video(path: str | Path, frames: Sequence[np.ndarray], fps: float) -> P
 def check_name(path: Path) -> None:
     """For those who have long work to do before they write it."""
     if path.suffix != ".mp4":
-        raise ConfigError(f"Video {path}: only mp4 is written; name it '{path.with_suffix('.mp4').name}'.")
+        name = path.with_suffix(".mp4").name if path.name else "video.mp4"
+        raise ConfigError(f"Video {path}: only mp4 is written; name it '{name}'.")
 
 
 def _check(path: Path, frames: Sequence[np.ndarray], fps: float) -> None:

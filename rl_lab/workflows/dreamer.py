@@ -27,7 +27,7 @@ from rl_lab.components.world_model.rssm import Decisions
 from rl_lab.training.schedules import Schedule
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, checked_scales, checked_share, named
+from rl_lab.workflows.base import Mode, checked_fraction, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
 from rl_lab.workflows.latent_states import LatentStateWorkflow, Network
 
@@ -60,7 +60,7 @@ class Dreamer(LatentStateWorkflow):
         free_nats: float = 1.0,
         free_nats_on_average: bool = False,
         exploration_noise: float = 0.0,
-        policy_gradient: Literal["reinforce", "dynamics", "both", "auto"] = "reinforce",
+        policy_gradient: Literal["reinforce", "dynamics", "advantage", "both", "auto"] = "reinforce",
         dynamics_share: float = 0.1,
         slow_critic_rate: float = 0.02,
         slow_critic_every: int = 1,
@@ -77,11 +77,11 @@ class Dreamer(LatentStateWorkflow):
                 f"algorithm.free_nats is {free_nats}, slow_regularizer is {slow_regularizer} and exploration_noise is "
                 f"{exploration_noise}: write numbers from 0."
             )
-        self.discount = checked_share("discount", discount)
-        self.lambda_ = checked_share("lambda_", lambda_)
+        self.discount = checked_fraction("discount", discount)
+        self.lambda_ = checked_fraction("lambda_", lambda_)
         self.horizon, self.dream_last = horizon, dream_last
         self.free_nats, self.policy_gradient = free_nats, policy_gradient
-        self.dynamics_share = checked_share("dynamics_share", dynamics_share)
+        self.dynamics_share = checked_fraction("dynamics_share", dynamics_share)
         self.free_nats_on_average, self.exploration_noise = free_nats_on_average, exploration_noise
         self.slow_critic_rate, self.slow_critic_every = slow_critic_rate, slow_critic_every
         self.slow_target, self.slow_regularizer = slow_target, slow_regularizer
@@ -177,7 +177,7 @@ class Dreamer(LatentStateWorkflow):
         losses: list[LossOutput] = []
         # Each part under an autocast of its own: one that began without gradients would keep weights cast without.
         with self.context.runtime.autocast(), torch.set_grad_enabled(model):
-            state, posterior = self.follow(rows, before)
+            state, posterior = self.observe_rows(rows, before)
             if model:
                 losses.append(self.model_loss(rows, state, posterior))
         if controller:
@@ -193,7 +193,7 @@ class Dreamer(LatentStateWorkflow):
         return outputs | self.dynamics.renew(batch, state)
 
     def model_loss(self, rows: Batch, state: Batch, posterior: Tensor) -> LossOutput:
-        """Equations 3 to 5 of V3: predict what was seen, and keep belief and expectation close to each other."""
+        """Equations 3 to 5 of V3: predict what was seen, and keep posterior and prior close to each other."""
         return world_model_loss(
             rows,
             state,
@@ -220,22 +220,22 @@ class Dreamer(LatentStateWorkflow):
             rows, state = ({key: part[:, -self.dream_last :] for key, part in each.items()} for each in (rows, state))
         through_model = self.policy_gradient != "reinforce"
         dream = self.dream({key: value.detach().flatten(0, 1) for key, value in state.items()}, through_model)
-        features, goes_on = dream["features"].detach(), dream["continue"]
+        features, continues = dream["features"].detach(), dream["continue"]
         with self.context.runtime.autocast():
             value = self.critic(features)  # of [N, H+1]
             slow = self.slow_critic(features).mean()
             policy = self.actor(features[:, :-1])
             with torch.no_grad():
                 expected = slow if self.slow_target else value.mean()
-            guess = dream.get("value", expected)
-            never = torch.zeros_like(goes_on, dtype=torch.bool)
-            told = (dream["reward"], guess, never, 1.0 - goes_on)
-            returns = lambda_return(*told, discount=1.0, lambda_=self.lambda_)  # [N, H]
+            bootstrap = dream.get("value", expected)
+            never = torch.zeros_like(continues, dtype=torch.bool)
+            steps = (dream["reward"], bootstrap, never, 1.0 - continues)
+            returns = lambda_return(*steps, discount=1.0, lambda_=self.lambda_)  # [N, H]
             self.return_scale.update(returns)
             scale = self.return_scale.scale()
-            advantage = ((returns - guess[:, :-1]) / scale).detach()
+            advantage = (returns - bootstrap[:, :-1]) / scale
             objective = self.policy_objective(policy, dream["action"], advantage, returns / scale)
-            weight = goes_on.detach().cumprod(dim=1)[:, :-1]
+            weight = continues.detach().cumprod(dim=1)[:, :-1]
             entropy = policy.entropy()
             terms = {
                 "policy": -(weight * objective).mean(),
@@ -245,8 +245,8 @@ class Dreamer(LatentStateWorkflow):
             }
         metrics = {
             "controller/entropy": entropy.detach().mean(),
-            "controller/value_mean": guess.detach().mean(),
-            "controller/advantage_std": advantage.std(),
+            "controller/value_mean": bootstrap.detach().mean(),
+            "controller/advantage_std": advantage.detach().std(),
             "controller/imagined_reward": dream["reward"][:, 1:].detach().mean(),
             "controller/imagined_return": returns.detach().mean(),
             "controller/return_scale": scale,
@@ -254,19 +254,21 @@ class Dreamer(LatentStateWorkflow):
         return LossOutput(terms, metrics)
 
     def policy_objective(self, policy: Any, action: Tensor, advantage: Tensor, returns: Tensor) -> Tensor:
-        """What the actor maximises `[N, H]`: likelier good actions, returns as the model sees them, or some of each.
+        """What the actor maximises `[N, H]`: likelier good actions, or returns or advantages through the model.
 
-        V2 mixes a tenth of the latter in (danijar/dreamerv2, agent.py: actor_grad both, actor_grad_mix).
+        V2 mixes a tenth of the returns in (danijar/dreamerv2, agent.py: actor_grad both, actor_grad_mix). An advantage
+        also passes the gradient of its baseline, so that an action is not credited again with the returns of later
+        steps (danijar/dreamerv3 at 8fa35f8, agent.py: actor_grad_cont backprop).
         """
-        if self.policy_gradient == "dynamics":
-            return returns
-        likelier = policy.log_prob(action.detach()) * advantage
+        if self.policy_gradient in ("dynamics", "advantage"):
+            return returns if self.policy_gradient == "dynamics" else advantage
+        likelier = policy.log_prob(action.detach()) * advantage.detach()
         return likelier if self.policy_gradient == "reinforce" else likelier.lerp(returns, self.dynamics_share)
 
     def dream(self, start: Batch, through_model: bool) -> Batch:
         """The policy in the model, H steps from states `[N, ...]`. Gradients, if wanted, reach the actor alone."""
-        judges = (self.dynamics, self.reward_head, self.continue_head, self.critic) if through_model else ()
-        with self.context.runtime.autocast(), torch.set_grad_enabled(through_model), frozen(*judges):  # type: ignore[arg-type]
+        readers = (self.dynamics, self.reward_head, self.continue_head, self.critic) if through_model else ()
+        with self.context.runtime.autocast(), torch.set_grad_enabled(through_model), frozen(*readers):  # type: ignore[arg-type]
             states, action = self.unroll(start, self.horizon)
             features = self.dynamics.features(states)
             dream = {"features": features, "action": action, "reward": self.reward_head(features).mean()}
@@ -276,7 +278,8 @@ class Dreamer(LatentStateWorkflow):
         return dream
 
     def unroll(self, start: Batch, horizon: int) -> tuple[Batch, Tensor]:
-        noise = self.actor.noise(horizon, len(start["deter"]), device=start["deter"].device)
+        some_part = next(iter(start.values()))
+        noise = self.actor.noise(horizon, len(some_part), device=some_part.device)
         return self.dynamics.imagine(start, Decisions(self.actor, noise), horizon)
 
     def value_loss(self, value: Any, returns: Tensor, slow: Tensor, weight: Tensor) -> Tensor:
@@ -289,8 +292,8 @@ class Dreamer(LatentStateWorkflow):
         reaches the model, whose features learn to tell values apart."""
         features = self.dynamics.features(state)
         slow = self.slow_critic(features.detach()).mean()[:, :-1]
-        told = (rows["reward"], dreamt.view_as(rows["reward"]), rows["is_last"], rows["is_terminal"])
-        returns = lambda_return(*told, discount=self.discount, lambda_=self.lambda_)
+        steps = (rows["reward"], dreamt.view_as(rows["reward"]), rows["is_last"], rows["is_terminal"])
+        returns = lambda_return(*steps, discount=self.discount, lambda_=self.lambda_)
         weight = (~rows["is_last"][:, :-1]).to(torch.float32)
         return self.value_loss(self.critic(features).until_last(), returns, slow, weight)
 
@@ -301,7 +304,7 @@ class Dreamer(LatentStateWorkflow):
         """What the model expects from states `[N, ...]` on, the policy acting: per step 0..H the model's state,
         `reward`, `continue`, `value` and every observation key; `action` for steps 0..H-1."""
         with self.context.runtime.autocast():
-            states, action = self.unroll({key: start[key] for key in ("deter", "stoch")}, horizon)
+            states, action = self.unroll(self.model_state(start), horizon)
             features = self.dynamics.features(states)
             heads = {"reward": self.reward_head, "continue": self.continue_head, "value": self.critic}
             numbers = {name: head(features).mean() for name, head in heads.items()}

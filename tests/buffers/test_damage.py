@@ -1,4 +1,4 @@
-"""Flipped bits in the files of a replay: checkpoints that hold the row are refused, the others load exactly. Old states."""
+"""Flipped bits in the files of a replay: checkpoints that hold the row are refused, the others load exactly."""
 
 from __future__ import annotations
 

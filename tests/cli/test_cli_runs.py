@@ -127,8 +127,15 @@ def noisy_scores(*_: Any, **__: Any) -> dict[str, float]:
 def test_evaluate_passes_everything_on(rl: Any, fake: Any, runs_dir: Path) -> None:
     api = fake("api", evaluate=Calls(SCORES))
     words = ("--episodes", "20", "--checkpoint", "best", "--seed", "3", "--video", "v.mp4", "--runs-dir", runs_dir)
+    words += ("--trust", "my_package", "--trust", "other")
     answer = rl("evaluate", "@last", *words)
-    settings = {"episodes": 20, "checkpoint": "best", "seed": 3, "video": Path("v.mp4")}
+    settings = {
+        "episodes": 20,
+        "checkpoint": "best",
+        "seed": 3,
+        "video": Path("v.mp4"),
+        "trust": ["my_package", "other"],
+    }
     assert api.evaluate.seen == [((runs_dir / "third",), settings)]
     assert "eval/episode_return_mean  497.5" in answer.out and "v.mp4" in answer.out
 

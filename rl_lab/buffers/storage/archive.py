@@ -18,6 +18,7 @@ from rl_lab.buffers.storage.row_log import (
     new_blocks,
     record_dtype,
     rows_per_file,
+    sync,
 )
 from rl_lab.buffers.storage.rows import Layout, Ring
 from rl_lab.types import StateTree
@@ -85,7 +86,7 @@ class RingArchive:
             has_tail, self._has_tail = self._has_tail, False  # a file that a failure left half-written is not continued
             self._write_rows(start, end, has_tail)
             self._has_tail = True
-            self.folder.sync()
+            sync(self.folder.directory)
 
     def _write_rows(self, start: int, end: int, has_tail: bool) -> None:
         ring, layout, segments = self._ring, self._layouts[-1], list(self._segments)
@@ -104,23 +105,25 @@ class RingArchive:
                     last = replace(last, blocks=writer.write(file, records, last.blocks))
                 writer.close(file)
                 segments[-1], start = last, stop
-            writer.finish()
         self._segments = segments
 
     def _records(self, layout: Layout, start: int, stop: int) -> Iterator[np.ndarray]:
         """Rows as they lie in a file, `[times, N]`, a few megabytes at a time."""
-        record, slots = record_dtype(layout), self._ring.slots_per_env
+        record = record_dtype(layout)
         times = max(1, COPY_BYTES // max(record.itemsize * self._ring.num_envs, 1))
         buffer = np.empty((min(times, stop - start), self._ring.num_envs), record)
         for first in range(start, stop, times):
             records = buffer[: min(times, stop - first)]
-            slot = first % slots
-            ahead = min(len(records), slots - slot)
-            for cut, begin, end in ((slice(ahead), slot, slot + ahead), (slice(ahead, None), 0, len(records) - ahead)):
-                if begin < end:
-                    for key, values in self._ring.get_slots(begin, end).items():
-                        records[key][cut] = values.swapaxes(0, 1)
+            for slot, part in self._around(first, records):
+                for key, values in self._ring.get_slots(slot, slot + len(part)).items():
+                    part[key] = values.swapaxes(0, 1)
             yield records
+
+    def _around(self, time: int, records: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """The records of consecutive times in at most two pieces, each with the slot of its first one."""
+        slot = time % self._ring.slots_per_env
+        ahead = self._ring.slots_per_env - slot
+        return [each for each in ((slot, records[:ahead]), (0, records[ahead:])) if len(each[1])]
 
     # --- rows that changed after they were answered --------------------------------------------
 
@@ -153,8 +156,7 @@ class RingArchive:
                     records[key] = self._ring.get_values(key, env_index, time % self._ring.slots_per_env)
                 blocks = writer.write(file, records, blocks)
             writer.close(file)
-            writer.finish()
-        self.folder.sync()
+        sync(self.folder.directory)
         ends = np.minimum(np.arange(blocks.block_rows, len(index) + blocks.block_rows, blocks.block_rows), len(index))
         return Patch(name, blocks, tuple(self._mutable_keys), tuple(index[ends - 1].tolist()))
 
@@ -191,18 +193,11 @@ class RingArchive:
         for segment in self._segments:
             record = record_dtype(self._layouts[segment.layout])
             for first, block in self.folder.read(segment):
-                rows = np.frombuffer(block, record).reshape(-1, self._ring.num_envs).swapaxes(0, 1)
-                lost = max(begin - segment.first_time - first, 0)
-                if lost < rows.shape[1]:
-                    self._fill_slots(segment.first_time + first + lost, rows[:, lost:])
-
-    def _fill_slots(self, time: int, rows: np.ndarray) -> None:
-        """Records `[N, times]` from a time on, around the ring's end."""
-        slot = time % self._ring.slots_per_env
-        ahead = self._ring.slots_per_env - slot
-        for start, part in ((slot, rows[:, :ahead]), (0, rows[:, ahead:])):
-            if part.shape[1]:
-                self._ring.set_slots(start, {key: part[key] for key in rows.dtype.names or ()})
+                time = segment.first_time + first
+                lost = max(begin - time, 0)
+                records = np.frombuffer(block, record).reshape(-1, self._ring.num_envs)[lost:]
+                for slot, part in self._around(time + lost, records):
+                    self._ring.set_slots(slot, {key: part[key].swapaxes(0, 1) for key in record.names or ()})
 
     def restart(self, *, begin: int) -> None:
         """The ring was filled from elsewhere: nothing that the folder holds is in it."""

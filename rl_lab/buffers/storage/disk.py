@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.buffers.storage.archive import RingArchive
-from rl_lab.buffers.storage.row_log import LogFolder, Segment, new_blocks, record_dtype, rows_per_file
+from rl_lab.buffers.storage.row_log import LogFolder, Segment, new_blocks, record_dtype, rows_per_file, sync
 from rl_lab.buffers.storage.rows import Arrays, Layout, Ring, as_array
 from rl_lab.types import Batch, ConfigError, RunError
 from rl_lab.utils.file_blocks import FileBlocks
@@ -248,11 +248,11 @@ class DiskArchive(RingArchive):
             if count > chunk.blocks.rows:
                 new = chunk.records[chunk.blocks.rows : count].reshape(-1).view(np.uint8)
                 chunk.blocks = chunk.blocks.extended(new)
-                _sync(self.folder.path(chunk.file))
+                sync(self.folder.path(chunk.file))
             disk.named.add(chunk.file)
             self._segments.append(Segment(chunk.file, chunk.blocks, self._layouts.index(chunk.layout)))
         if self._segments:
-            self.folder.sync()
+            sync(self.folder.directory)
         disk.saved_until = end
         self._drop_before(begin)
 
@@ -277,12 +277,3 @@ class DiskArchive(RingArchive):
 def _mapped(path: Path, byte_count: int) -> np.ndarray:
     """The first bytes of a file as an array, without a handle that stays open."""
     return torch.from_file(str(path), shared=True, size=byte_count, dtype=torch.uint8).numpy()
-
-
-def _sync(path: Path) -> None:
-    """Wait until the disk has what was written to a file, through a mapping or otherwise."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -128,14 +128,6 @@ class LogFolder:
             raise RunError(f"The saved replay names the file '{name}', which is none of its own: the state is damaged.")
         return self.directory / name
 
-    def sync(self) -> None:
-        """Wait until the disk has the names of new files."""
-        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
     def read(self, named: NamedFile) -> Iterator[tuple[int, bytearray]]:
         """Every needed block of a file: its first row, counted from the file's beginning, and its bytes."""
         path = self.path(named.file)
@@ -143,6 +135,15 @@ class LogFolder:
             yield from named.blocks.read(path)
         except DamagedFileError as error:
             raise RunError(f"{path}: {error}, but the checkpoint needs its rows.") from error
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has what was written to a file, also through a mapping, or the names in a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_fully(target: BinaryIO, block: memoryview) -> None:
@@ -165,8 +166,10 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._threads.shutdown(wait=True)
+        if kind is None and self._closing is not None:
+            self._closing.result()
 
     def write(self, file: BinaryIO, records: np.ndarray, blocks: FileBlocks) -> FileBlocks:
         """The file's blocks with these records."""
@@ -178,10 +181,6 @@ class Writer:
 
     def close(self, file: BinaryIO) -> None:
         """Begin to bring a file to the disk; at most one other is on its way."""
-        self.finish()
-        self._closing = self._threads.submit(_sync_and_close, file)
-
-    def finish(self) -> None:
         if self._closing is not None:
             self._closing.result()
-            self._closing = None
+        self._closing = self._threads.submit(_sync_and_close, file)

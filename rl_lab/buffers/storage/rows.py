@@ -116,7 +116,8 @@ class RowRing(Ring):
         self._columns: dict[str, Column] = {}
         self._blocks: dict[str, Tensor] = {}  # dtype -> [N, C, width]
         self._keys: dict[str, list[str]] = {}  # dtype -> its keys, as they lie in a row
-        self._views: Arrays = {}  # key -> its part of the block, [N, C, ...]
+        self._cells: Batch = {}  # key -> its part of the block, [N, C, ...]
+        self._views: Arrays = {}  # the same as arrays, in main memory
         self._windows: dict[tuple[str, int], np.ndarray] = {}
 
     @property
@@ -220,17 +221,15 @@ class RowRing(Ring):
             widths[dtype] = start + prod(shape)
             self._columns[key] = Column(dtype, slice(start, widths[dtype]), tuple(shape))
         self._keys = {dtype: [key for key in layout if layout[key][0] == dtype] for dtype in widths}
-        self._windows, self._views, self._blocks = {}, {}, {}  # gone before the new ones come: both may not fit
+        self._windows, self._views, self._cells, self._blocks = {}, {}, {}, {}  # gone before: both may not fit
         self._blocks = {dtype: self._allocate(width, dtype) for dtype, width in widths.items()}
-        self._views = self._make_views()
+        self._cells = self._cut_all(self._blocks)
+        self._views = {key: cell.numpy() for key, cell in self._cells.items() if cell.is_cpu}
 
     def _allocate(self, width: int, dtype: str) -> Tensor:
         array = np.zeros((self.num_envs, self.slots_per_env, width), dtype)  # pages are taken as rows come
         block = torch.from_numpy(array)
         return block.pin_memory() if self.is_pinned else block
-
-    def _make_views(self) -> Arrays:
-        return {key: _cut(self._blocks[column.dtype].numpy(), column) for key, column in self._columns.items()}
 
     def _extend_layout(self, row: Batch) -> None:
         if not row.keys() <= self.layout.keys():
@@ -262,7 +261,6 @@ class DeviceRing(RowRing):
 
     def __init__(self, *, num_envs: int, slots_per_env: int, device: torch.device) -> None:
         super().__init__(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
-        self._cells: Batch = {}  # key -> its part of the block, [N, C, ...]
         self._is_last = np.zeros((num_envs, slots_per_env), bool)
 
     def write(self, slot: int, row: Batch) -> None:
@@ -290,17 +288,12 @@ class DeviceRing(RowRing):
         return self._is_last
 
     def lay_out(self, layout: Layout) -> None:
-        self._cells = {}
         super().lay_out(layout)
         self._is_last[...] = False
 
     def _allocate(self, width: int, dtype: str) -> Tensor:
         like = torch.from_numpy(np.zeros(0, dtype))
         return torch.zeros((self.num_envs, self.slots_per_env, width), dtype=like.dtype, device=self.device)
-
-    def _make_views(self) -> Arrays:
-        self._cells = self._cut_all(self._blocks)
-        return {}
 
     def get_slots(self, start: int, stop: int) -> Arrays:
         return {key: as_array(cell[:, start:stop]) for key, cell in self._cells.items()}

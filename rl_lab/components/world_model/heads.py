@@ -24,7 +24,8 @@ from rl_lab.components.heads.distributions import (
 from rl_lab.components.networks.mlp import choose
 from rl_lab.components.world_model.latents import unimix
 from rl_lab.components.world_model.layers import Stack, dense
-from rl_lab.components.world_model.two_hot import TwoHot, symexp_bins
+from rl_lab.components.world_model.two_hot import SymlogTwoHot, TwoHot, symexp_bins, symlog_bins
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ActionSpec, ConfigError
 
 
@@ -51,7 +52,7 @@ class ScalarHead(nn.Module):
     """Features to a prediction with `mean()` and `loss(target)`: rewards and values."""
 
     bins: Tensor
-    kinds = {"two_hot": "two_hot", "normal": "normal"}
+    kinds = {"two_hot": (TwoHot, symexp_bins), "symlog_two_hot": (SymlogTwoHot, symlog_bins), "normal": (Scalar, None)}
 
     def __init__(
         self,
@@ -66,18 +67,17 @@ class ScalarHead(nn.Module):
         output_scale: float = 0.0,
     ) -> None:
         super().__init__()
-        self.prediction = choose(self.kinds, prediction, place="head prediction")
+        self.prediction, make_bins = choose(self.kinds, prediction, place="head prediction")
         self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
-        width = bins if prediction == "two_hot" else 1
-        self.output = dense(self.stack.output_size, width, scale=output_scale)
-        if prediction == "two_hot":
-            self.register_buffer("bins", symexp_bins(bins), persistent=False)  # known from their count
+        self.output = dense(self.stack.output_size, bins if make_bins else 1, scale=output_scale)
+        if make_bins:
+            self.register_buffer("bins", make_bins(bins), persistent=False)  # known from their count
 
     def forward(self, features: Tensor) -> TwoHot | Scalar:
         """Features `[..., F]` to a prediction of one number per row."""
         hidden = self.stack(features)
-        if self.prediction == "two_hot":
-            return TwoHot(self.output(hidden), self.bins)
+        if self.prediction is not Scalar:
+            return self.prediction(self.output(hidden), self.bins)
         # Not as a matrix product: bfloat16 cannot tell 79 from 79.2.
         number = (hidden.float() * self.output.weight[0]).sum(dim=-1, keepdim=True)
         return Scalar(number + self.output.bias)
@@ -150,7 +150,7 @@ class LatentActor(nn.Module):
             raise ConfigError(f"actor: unimix is {unimix}; write a number from 0 to below 1, such as 0.01.")
         self.action = action
         self.unimix, self.distribution = unimix, distribution
-        self.deviations = (minimum_deviation, maximum_deviation)
+        self.stds = (minimum_deviation, maximum_deviation)
         self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
         self.output = dense(self.stack.output_size, sum(action.sizes), scale=output_scale)
         if action.kind == "continuous":
@@ -173,7 +173,7 @@ class LatentActor(nn.Module):
 
     def _numbers(self, output: Tensor, deviation: Tensor) -> Distribution:
         """Two outputs `[..., A]` to a distribution over continuous actions."""
-        lowest, highest = self.deviations
+        lowest, highest = self.stds
         if self.distribution == "tanh":
             # Beyond 5 tanh has no slope left: the mean never goes there.
             start = math.log(math.expm1(highest))  # softplus of it is the deviation to begin with
@@ -191,16 +191,9 @@ class LatentActor(nn.Module):
         empty = torch.empty(*leading, sum(self.action.sizes), device=device)
         return empty.normal_() if self.action.kind == "continuous" else empty.exponential_().log_().neg_()
 
+    @fast_path("rl_lab.kernels.gpu:DECIDE")
     def decide(self, features: Tensor, noise: Tensor) -> Tensor:
         """Actions drawn with noise from outside; where they are numbers, gradients reach mean and deviation."""
-        is_bounded = self.action.kind == "continuous" and self.distribution == "bounded"
-        if is_bounded and features.is_cuda and not torch.is_grad_enabled():
-            from rl_lab.kernels.triton import heads as head_kernels
-
-            hidden = self.stack(features)
-            return head_kernels.bounded_draw(
-                self.output(hidden), self.deviation_output(hidden), noise, *self.deviations
-            )
         policy = self(features)
         if isinstance(policy, Categorical):
             return (policy.logits + noise).argmax(dim=-1)

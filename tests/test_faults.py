@@ -16,7 +16,7 @@ from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.lock import RunLock
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.verify import verify_run
-from rl_lab.types import EnvironmentFault, RunError
+from rl_lab.types import ConfigError, EnvironmentFault, RunError
 from tests.test_resume import assert_same_run, overrides_of, reproducible_rows
 
 EXPERIMENT, OVERRIDES = overrides_of("ppo discrete, native", updates=8)
@@ -48,6 +48,29 @@ def cut_short(runs_dir: Path, run_id: str, monkeypatch: pytest.MonkeyPatch) -> P
     assert status["state"] == "failed"
     assert "no memory left" in status["message"]
     return runs_dir / run_id
+
+
+def test_a_crash_leaves_its_traceback_in_the_log_also_while_the_run_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_lab.experiment import session
+
+    def dies(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError("no memory left")
+
+    assert "in dies" in (cut_short(tmp_path, "cut", monkeypatch) / "run.log").read_text()
+    monkeypatch.setattr(session, "build", dies)
+    with pytest.raises(MemoryError):
+        train(tmp_path, "early")
+    run = RunDirectory.open(tmp_path / "early")
+    assert run.read_status()["state"] == "failed" and "no memory left" in run.read_status()["message"]
+    assert "Traceback" in run.log_path.read_text() and "in dies" in run.log_path.read_text()
+
+
+def test_a_run_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        train(tmp_path / "runs", "refused", "evaluation.dream_every_steps=10")
+    assert not (tmp_path / "runs").exists()
 
 
 def truncate(path: Path) -> None:

@@ -50,7 +50,7 @@ def start_run(
     files = first_files(config_text=text, overrides=overrides, manifest=manifest, tags=checked.experiment.tags)
     run = RunDirectory.create(runs_dir, run_id=run_id, name=name, seed=seed, files=files)
     interruption = _Interruption()
-    with RunLock(run), handled_by(interruption.ask):
+    with RunLock(run), handled_by(interruption.ask), _recorded(run, interruption):
         try:
             experiment = _build(config, run, interruption, quiet=quiet)
             if warm_start is not None:
@@ -59,8 +59,7 @@ def start_run(
         except RLLabError:  # refused at the door: no run began, so none is left behind
             run.discard()
             raise
-        with _recorded(run, interruption):
-            _run(experiment, run, interruption)
+        _run(experiment, run, interruption)
     interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
     return run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -128,7 +127,7 @@ def _system(view: RunView) -> Text:
 
 
 def render_summary(
-    title: str, facts: Mapping[str, str], paths: Mapping[str, Path], commands: Mapping[str, str]
+    title: str, facts: Mapping[str, str], paths: Mapping[str, str], commands: Mapping[str, str]
 ) -> Panel:
     """Facts, then where the files lie, then what to type next."""
     table = Table.grid(padding=(0, 2))
@@ -136,5 +135,5 @@ def render_summary(
     table.add_column(overflow="fold")
     for style, entries in (("bold", facts), ("cyan", paths), ("green", commands)):
         for label, value in entries.items():
-            table.add_row(label, Text(printable(str(value)), style=style))
+            table.add_row(label, Text(printable(value), style=style))
     return Panel(table, title=Text(title, style="bold"), border_style="green", box=box.ROUNDED, expand=False)

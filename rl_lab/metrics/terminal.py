@@ -141,14 +141,14 @@ class LiveDisplay(Writer):
         facts = {"agent steps": f"{agent_steps:,}", "time": f"{format_duration(seconds)} ({seconds:,.1f} s)"}
         if score is not None:
             facts["evaluation score"] = f"{score:,.2f}"
-        paths, commands = paths or {}, commands or {}
+        shown, commands = {label: _from_here(path) for label, path in (paths or {}).items()}, commands or {}
         if self.mode == "live":
             from rl_lab.metrics.panel import render_summary
 
             with self._without_failing():
-                self._rich_console().print(render_summary(title, facts, paths, commands))
+                self._rich_console().print(render_summary(title, facts, shown, commands))
         elif self.mode == "plain":
-            lines = {**facts, **{label: str(path) for label, path in paths.items()}, **commands}
+            lines = {**facts, **shown, **commands}
             width = max(len(label) for label in lines)
             self._print("\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines.items())]))
 
@@ -244,6 +244,13 @@ def plain_line(view: RunView) -> str:
         f"ETA {format_duration(view.eta_s):>8}",
     ]
     return "  ".join(columns)
+
+
+def _from_here(path: Path) -> str:
+    """As short as it can be written from the working directory."""
+    with suppress(ValueError, OSError):  # elsewhere, or the working directory is gone
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 def _is_terminal(stream: IO[str]) -> bool:

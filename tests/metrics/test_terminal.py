@@ -376,3 +376,13 @@ def test_texts_from_outside_cannot_steer_the_terminal(mode: str) -> None:
     display.summary(agent_steps=1, seconds=1.0, paths={"report": Path(evil)}, commands={"continue": evil})
     assert "\x1b]0;owned" not in stream.getvalue() and "\x9b" not in stream.getvalue()
     assert "\\u001b]0;owned" in stream.getvalue()
+
+
+def test_files_below_the_working_directory_are_shown_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stream = StringIO()
+    paths = {"report": tmp_path / "runs" / "mine" / "report.md", "other": Path("/elsewhere/x")}
+    LiveDisplay(title="t", mode="plain", stream=stream).summary(agent_steps=1, seconds=1.0, paths=paths)
+    assert "  runs/mine/report.md\n" in stream.getvalue() and "  /elsewhere/x\n" in stream.getvalue()

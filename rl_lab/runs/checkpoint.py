@@ -18,6 +18,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -207,18 +208,21 @@ class CheckpointStore:
     def _target(self, link_name: str) -> Path | None:
         """The checkpoint a link names, or None where the link is missing or dangling."""
         link = self.directory / link_name
-        try:
-            if link.is_dir():
-                return self.directory / os.readlink(link) if link.is_symlink() else link
-        except OSError:  # the checkpoints themselves may still be readable
-            pass
+        if not link.is_dir():
+            return None
+        return self.directory / os.readlink(link) if link.is_symlink() else link
+
+    def _readable_target(self, link_name: str) -> Path | None:
+        """For readers: the checkpoints may be readable where the link is not. Whoever removes some must know it."""
+        with suppress(OSError):
+            return self._target(link_name)
         return None
 
     def resolve(self, which: str | Path) -> Path:
         """The directory of `latest`, `best`, a name such as `step_000000123456`, or a path."""
         if which in ("latest", "best"):
             others = self.paths()
-            linked = self._target(str(which))
+            linked = self._readable_target(str(which))
             if linked is not None:
                 return linked
             if which == "latest" and others:  # a copy that left the links behind
@@ -278,7 +282,7 @@ class CheckpointStore:
         return None
 
     def _candidates(self) -> Iterator[Path]:
-        latest = self._target("latest")
+        latest = self._readable_target("latest")
         if latest is not None:
             yield latest
         yield from (path for path in self.paths() if path != latest)

@@ -52,7 +52,7 @@ def fails_in_words(root: Path, at: int, code: int, work: Callable[[], Any], *, l
 
 def save(store: CheckpointStore, steps: int) -> Path:
     state = {"components": {"weight": torch.full((100,), float(steps))}, "progress": {"n": steps}, "rng": [steps]}
-    return store.save(state, agent_steps=steps, counts={"agent_steps": steps}, is_best=steps % 2 == 0)
+    return store.save(state, agent_steps=steps, counts={"agent_steps": steps}, is_best=steps == 1)
 
 
 def newest(store: CheckpointStore) -> int:
@@ -78,6 +78,7 @@ def test_a_save_that_fails_anywhere_keeps_the_checkpoint_before_it(tmp_path: Pat
     for at in range(len(names)):
         failed = fails_in_words(store.directory, at, code, lambda: save(store, steps), lasting=lasting)  # noqa: B023
         assert newest(store) in ([steps - 1, steps] if failed else [steps])
+        assert store.load("best").counts["agent_steps"] == 1
         save(store, steps)  # the disk is back
         assert newest(store) == steps
         steps += 1
@@ -118,6 +119,7 @@ def test_a_kill_before_or_half_way_through_any_operation_of_a_save_loses_nothing
 
             killed_at(store.directory, at, work, half_way=half_way)
             before = newest(store)
+            assert store.load("best").counts["agent_steps"] == 1
             assert before in (steps - 1, steps)
             if before == steps - 1:
                 save(CheckpointStore(store.directory, keep_recent=1), steps)

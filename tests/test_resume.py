@@ -208,7 +208,7 @@ def test_a_curriculum_cut_in_every_phase_equals_the_uninterrupted_run(tmp_path: 
 def train_process(run_id: str, runs_dir: Path, experiment: str, overrides: list[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "rl_lab", "train", experiment, *overrides, "-q"]
     command += ["--run-id", run_id, "--runs-dir", str(runs_dir)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def wait_for_rows(path: Path, count: int, process: subprocess.Popen[bytes], *, timeout_s: float = 60.0) -> None:
@@ -359,13 +359,18 @@ def test_many_kills_resume_bit_for_bit(case: str, tmp_path: Path) -> None:
         assert_same_run(runs_dir / "cut", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    experiment, overrides = overrides_of("ppo discrete, native", updates=60)
+@pytest.mark.parametrize(
+    ("number", "case"),
+    [(signal.SIGTERM, "ppo discrete, native"), (signal.SIGINT, "dqn"), (signal.SIGUSR1, "ppo discrete, async")],
+)
+def test_a_signal_to_all_processes_saves_says_how_to_go_on_and_loses_nothing(
+    number: signal.Signals, case: str, tmp_path: Path
+) -> None:
+    experiment, overrides = overrides_of(case, updates=60)
     api.train(experiment, overrides=overrides, run_id="whole", runs_dir=tmp_path, quiet=True)
     process = train_process("cut", tmp_path, experiment, overrides)
     wait_for_rows(tmp_path / "cut" / "metrics.jsonl", 3, process)
-    process.send_signal(number)
+    os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert f"rl-lab resume {tmp_path / 'cut'}" in errors.decode()

@@ -24,4 +24,4 @@ def handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
         yield
     finally:
         for number, earlier in before.items():
-            signal.signal(number, earlier)
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)  # None: not set from Python

@@ -6,9 +6,10 @@ for the one data convention that all of these follow.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:  # only names in annotations: commands that train nothing start without torch
     from collections.abc import Callable
@@ -221,16 +222,17 @@ class LossOutput:
     metrics: Metrics = field(default_factory=dict)
     aux: Batch = field(default_factory=dict)
 
-    def total(self, scales: dict[str, float]) -> Tensor:
-        """The scaled sum; a term without a scale, or a scale without a term, is our own mistake."""
+    def total(self, scales: Mapping[str, float | Tensor]) -> Tensor:
+        """The scaled sum; a term without a scale, or a scale without a term, is our own mistake. Scales are numbers, or
+        0-dim tensors where a CUDA graph reads them."""
         assert self.terms.keys() == scales.keys(), f"loss terms {sorted(self.terms)} != scales {sorted(scales)}"
         total: Tensor | None = None
         for name, term in self.terms.items():
             scale = scales[name]
-            if total is None and scale:
-                total = term if scale == 1.0 else term * scale
-            elif total is not None and scale:
-                total = total.add(term, alpha=scale)  # product and sum in one node
+            if not isinstance(scale, int | float):
+                total = term * scale if total is None else total.addcmul(term, scale)
+            elif scale != 0.0:
+                total = term * scale if total is None else total.add(term, alpha=scale)  # product and sum in one node
         return next(iter(self.terms.values())) * 0.0 if total is None else total
 
 
@@ -245,6 +247,18 @@ class Progress:
     run: Counts = field(default_factory=Counts)
     phase: Counts = field(default_factory=Counts)
     cycles: int = 0  # collect-and-update rounds of the current phase
+
+
+class ScheduledNumber(Protocol):
+    """A number that changes over a run, such as `linear(0.4, 1.0)` (rl_lab.training.schedules)."""
+
+    @property
+    def start(self) -> float: ...
+
+    @property
+    def end(self) -> float | None: ...
+
+    def __call__(self, progress: Progress) -> float: ...
 
 
 @dataclass(frozen=True)

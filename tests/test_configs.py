@@ -92,6 +92,7 @@ def test_every_memory_can_be_chosen(memory: str) -> None:
 TASKS = {  # environment, kind of its image or vector, environments, frames per agent step, updates per agent step
     "none": ("Pendulum-v1", None, 16, 1, 1.0),
     "dmc_proprio": ("dmc/walker_walk", "state", 16, 1, 1.0),
+    "dmc_proprio_2024": ("dmc/walker_walk", "state", 16, 2, 0.5),
     "dmc_vision": ("dmc/walker_walk", "pixels", 16, 1, 0.25),
     "minigrid": ("MiniGrid-DoorKey-5x5-v0", None, 16, 1, 1.0),
     "classic_control": ("CartPole-v1", None, 4, 1, 1.0),
@@ -114,6 +115,12 @@ def test_every_task_sets_up_dreamer(task: str) -> None:
         check(compose("dreamer_v3", [f"task={task}", *small]))
     except MissingExtraError as missing:
         pytest.skip(str(missing))
+
+
+def test_the_first_release_is_set_up_alike_on_every_task() -> None:
+    for words, task in (([], "walker_walk"), (["environment=dmc/finger_spin"], "finger_spin")):
+        environment = compose("dreamer_v3_2023", words)["environment"]
+        assert (environment["id"], environment["num_envs"], environment["action_repeat"]) == (f"dmc/{task}", 4, 1)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

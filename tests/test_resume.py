@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from rl_lab import api
-from rl_lab.buffers.archive import rows_in_full
+from rl_lab.buffers.storage.archive import RingArchive
+from rl_lab.buffers.storage.rows import RowRing
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.compose import compose
 from rl_lab.experiment import film, session
@@ -126,6 +127,17 @@ def overrides_of(case: str, *, updates: int) -> tuple[str, list[str]]:
 def reproducible_rows(run_path: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (run_path / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if not is_wall_clock(name)} for row in rows]
+
+
+def rows_in_full(directory: Path, state: Any) -> Any:
+    """A buffer's state with its rows in it rather than in files, to compare runs that hold the same rows."""
+    if state.get("log") is None:
+        return state
+    ring = RowRing(num_envs=state["num_envs"], slots_per_env=state["slots_per_env"])
+    end = state["answered"] + bool(state["pending_keys"])
+    begin = max(state["forgotten"], end - ring.slots_per_env)
+    RingArchive(ring, directory).load(state["log"], begin=begin, end=state["answered"])
+    return {**state, "log": None, "rows": ring.get_rows(min(end, ring.slots_per_env))}
 
 
 def reproducible_state(run_path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -22,6 +22,7 @@ HOMES = {  # where the classes lie that a config may name
 }
 OWN_PACKAGES = tuple(HOMES)
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+READERS: dict[Any, Callable[[Any, str], Any]] = {}  # how values of a protocol, which cannot read them itself, are read
 PART_KEYS = {"input": "input_size", "target": "target_size"}  # `input: encoder` hands that part's output_size over
 
 
@@ -143,8 +144,9 @@ def checked_value(value: Any, annotation: Any, *, place: str) -> Any:
     options = _options(annotation)
     if not isinstance(value, bool | None):
         for option in options:
-            if hasattr(option, "from_config"):
-                return option.from_config(value, place)
+            reader = READERS.get(option) or getattr(option, "from_config", None)
+            if reader is not None:
+                return reader(value, place)
     for option in options:
         fits, converted = _fit(value, option, place)
         if fits:
@@ -177,7 +179,7 @@ def _fit(value: Any, option: Any, place: str) -> tuple[bool, Any]:
         return _fit_sequence(value, option, origin, place)
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         return _fit_mapping(value, option, place)
-    return True, value  # annotations we cannot judge (protocols, own classes) are the constructor's to check
+    return True, value  # protocols and own classes are the constructor's to check
 
 
 def _fit_sequence(value: Any, option: Any, origin: Any, place: str) -> tuple[bool, Any]:

@@ -81,13 +81,13 @@ def _documentation(
 
 
 def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir: Path | None) -> Iterator[Path]:
-    """The files a config is made of, in the order in which they speak."""
+    """The files a config is made of, in their order: later ones win."""
     groups = list_groups(config_dir)
     chosen, implied = resolve_experiment(experiment, values_by_key(parse_values(overrides)), groups, config_dir)
     picked = [str(item.input_line) for item in parse_values([*implied, *overrides]) if item.key_or_group in groups]
     joined = join_groups([*([f"experiment={chosen}"] if chosen else []), *picked], config_dir, with_hydra=True)
     choices = {group: option for group, option in joined.hydra.runtime.choices.items() if "/" not in group}
-    order = [("", "config"), *reversed(choices.items())]  # Hydra lists the last to speak first
+    order = [("", "config"), *reversed(choices.items())]  # Hydra lists the last first
     if choices.get("task", "none") != "none":
         picked.append(f"environment={choices['environment']}")  # a task replaces the experiment's own
     for group, option in sorted(

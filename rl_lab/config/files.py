@@ -63,8 +63,11 @@ def from_yaml(text: str, *, place: str) -> Config:
     """A saved config.yaml; anything but a mapping of plain data is refused."""
     try:
         config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{place} is not valid YAML: {' '.join(str(error).split())}") from error
+    except yaml.MarkedYAMLError as error:
+        where = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        raise ConfigError(f"{place} is not valid YAML{where}: {error.problem}.") from error
+    except yaml.YAMLError as error:  # characters that YAML does not allow
+        raise ConfigError(f"{place} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{place} does not hold a config (a mapping of blocks).")
     return config

@@ -1,6 +1,6 @@
 """What Hydra's order of files gets wrong when the command line chooses a group.
 
-Hydra lets the experiment speak after every group, so its numbers would stay although their class, their environment or
+Hydra applies the experiment after every group, so its numbers would stay although their class, their environment or
 their size was replaced by name.
 """
 
@@ -46,7 +46,7 @@ def repair_config(
     _leave_out_absent_parts(config, named.get("preset", "none"), config_dir)
     _forget_replaced_choices(config, files, named, config_dir)
     _start_replaced_blocks_afresh(config, files, named, config_dir)
-    _refuse_choices_in_vain(config, named, config_dir)
+    _refuse_choices_without_effect(config, named, config_dir)
 
 
 def _keep_chosen_environment(
@@ -135,8 +135,8 @@ def _start_replaced_blocks_afresh(
                 del block[key]
 
 
-def _refuse_choices_in_vain(config: Config, named: dict[str, str], config_dir: Path | None) -> None:
-    """A part chosen by name whose class is replaced by the experiment's own, which speaks later, would not be there."""
+def _refuse_choices_without_effect(config: Config, named: dict[str, str], config_dir: Path | None) -> None:
+    """A part chosen by name whose class the experiment replaces, since it applies later, would have no effect."""
     for group in [group for group in PART_GROUPS if group in named]:
         chosen = read(Path(f"{find(f'{group}/{named[group]}.yaml', config_dir)}"))
         for path in [path for path in paths_of(chosen) if path.endswith("._target_") and path not in named]:

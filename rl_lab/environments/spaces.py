@@ -134,9 +134,7 @@ def _walk(space: spaces.Space, path: Path) -> Iterator[tuple[Path, spaces.Space]
 
 def _key(path: Path, space: spaces.Space) -> str:
     if not path:
-        if isinstance(space, spaces.Box):
-            return "image" if _is_image(space) else "vector"
-        return "discrete"
+        return lone_key(space)
     name = ".".join(f"item_{step}" if isinstance(step, int) else step for step in path)
     return f"observation.{name}" if name in (*ROW_KEYS, *MODEL_KEYS) else name
 
@@ -146,13 +144,18 @@ def _is_text(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Text) or (space.dtype is not None and np.dtype(space.dtype).kind == "U")
 
 
-def _is_image(space: spaces.Box) -> bool:
-    return space.dtype == np.uint8 and len(space.shape) in (2, 3)
+def is_image(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def lone_key(space: spaces.Space) -> str:
+    """The name of an observation that is no Dict or Tuple."""
+    return "image" if is_image(space) else "vector" if isinstance(space, spaces.Box) else "discrete"
 
 
 def _leaf(path: Path, key: str, space: spaces.Space, env_id: str) -> Leaf:
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "fiub":
-        if _is_image(space):
+        if is_image(space):
             shape = space.shape if len(space.shape) == 3 else (*space.shape, 1)
             return Leaf(path, key, ArraySpec(shape, "uint8"), space.shape)
         return Leaf(path, key, _vector_spec(space), space.shape)

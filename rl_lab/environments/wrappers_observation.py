@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_lab.environments.spaces import is_image, lone_key
 from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive
 from rl_lab.types import ConfigError, did_you_mean
 
@@ -43,10 +44,6 @@ class PerEntry(gym.ObservationWrapper):
     def source_space(self, key: str | None) -> Any:
         space = self.env.observation_space
         return space if key is None else space[key]  # type: ignore[index]
-
-
-def is_image(space: spaces.Space) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
 @register_wrapper("frame_stack")
@@ -248,12 +245,8 @@ class ActionMask(gym.Wrapper):
         super().__init__(env)
         self.mask_size = int(space.n) if isinstance(space, spaces.Discrete) else int(np.sum(space.nvec))
         old = env.observation_space
-        if isinstance(old, spaces.Dict):
-            self.lone_key, entries = "", dict(old.spaces)
-        else:
-            is_box = isinstance(old, spaces.Box)
-            self.lone_key = "image" if is_image(old) else "vector" if is_box else "discrete"
-            entries = {self.lone_key: old}
+        self.lone_key = "" if isinstance(old, spaces.Dict) else lone_key(old)
+        entries = dict(old.spaces) if isinstance(old, spaces.Dict) else {self.lone_key: old}
         self.observation_space = spaces.Dict({**entries, "action_mask": spaces.MultiBinary(self.mask_size)})
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:

@@ -9,14 +9,17 @@ from typing import Any
 
 from torch import nn
 
-from rl_lab.config.construct import PART_KEYS, call_checked, construct, import_plugins
+from rl_lab.config.construct import PART_KEYS, READERS, call_checked, construct, import_plugins
 from rl_lab.config.schema import Config
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
-from rl_lab.types import ConfigError, EnvSpec, did_you_mean
+from rl_lab.training.schedules import parse_number
+from rl_lab.types import ConfigError, EnvSpec, ScheduledNumber, did_you_mean
 from rl_lab.utils.seeding import seed_everything
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import Parts, WorkflowContext
+
+READERS[ScheduledNumber] = parse_number  # for buffers, which know no schedules
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rl_lab.buffers.row_log import KeepsFiles
+from rl_lab.buffers.storage.row_log import KeepsFiles
 from rl_lab.runs.checkpoint import CheckpointStore, ExternalFile
 from rl_lab.runs.files import readable_disk_errors
 from rl_lab.runs.run_directory import RunDirectory
@@ -38,7 +38,7 @@ def make_saver(run: RunDirectory | None, targets: Mapping[str, Any], *, keep_rec
         with readable_disk_errors(run.path / REPLAY, run_id=run.id):
             state = gather_state(targets)
         external = [
-            ExternalFile("buffers", f"{REPLAY}/{name}/{named.file}", named.bytes, named.crc32)
+            ExternalFile("buffers", f"{REPLAY}/{name}/{named.file}", named.blocks)
             for name, buffer in buffers.items()
             for named in buffer.named_files()
         ]

@@ -92,9 +92,10 @@ def _modules(node: Any, place: str = "") -> Iterator[tuple[str, str]]:
             if key == "_target_":
                 yield str(value).rpartition(".")[0] or str(value), inner
             elif inner == "plugins":
-                yield from ((str(plugin), inner) for plugin in ([value] if isinstance(value, str) else value or ()))
-            elif key in ("id", "env_id") and isinstance(value, str) and ":" in value:
-                yield value.rpartition(":")[0], inner
+                plugins = value if isinstance(value, list) else [value] if value else []
+                yield from ((str(plugin), inner) for plugin in plugins)
+            elif place.startswith("environment") and key in ("id", "env_id") and ":" in str(value):
+                yield str(value).rpartition(":")[0], inner
             else:
                 yield from _modules(value, inner)
     elif isinstance(node, list | tuple):

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from rl_lab.metrics.formatting import change_arrow, format_duration, format_number, proportional_widths, sparkline
 from rl_lab.metrics.view import EVALUATION_RETURN, HEADLINES, RunView
+from rl_lab.utils.text import printable
 
 SPLIT_COLOURS = {
     "environment": "green",
@@ -135,5 +136,5 @@ def render_summary(
     table.add_column(overflow="fold")
     for style, entries in (("bold", facts), ("cyan", paths), ("green", commands)):
         for label, value in entries.items():
-            table.add_row(label, Text(str(value), style=style))
+            table.add_row(label, Text(printable(str(value)), style=style))
     return Panel(table, title=Text(title, style="bold"), border_style="green", box=box.ROUNDED, expand=False)

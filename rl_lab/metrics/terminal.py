@@ -204,7 +204,7 @@ class LiveDisplay(Writer):
     def _print(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         with self._without_failing():
-            self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+            self._stream.write(printable(text, keep="\n").encode(encoding, "replace").decode(encoding) + "\n")
             self._stream.flush()
 
     @contextmanager

@@ -97,7 +97,7 @@ class Orchestrator:
             self.scheduler.pass_skipped()
             return False
         with self.stopwatch.section("update"):
-            batch = buffer.sample()
+            batch = buffer.sample(phase.progress)
             for hook in phase.workflow_hooks:
                 self.housekeeping.updated(getattr(self.workflow, hook)(batch, phase=phase))
             buffer.learned(batch)

@@ -7,7 +7,7 @@
 A checkpoint is written under a temporary name, flushed to the disk, and renamed: it exists whole or not at all.
 
 What is too large to be written anew each time, the rows of a replay, lies in files of the run outside the checkpoint,
-which only grow. The manifest names the beginning of each that belongs to the checkpoint (an `ExternalFile`).
+which only grow. The manifest names the blocks of each that the checkpoint needs (an `ExternalFile`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import io
 import os
 import pickle
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -41,11 +40,12 @@ from rl_lab.runs.files import (
 )
 from rl_lab.runs.manifest import CHECKPOINT_SCHEMA_VERSION, check_schema_version
 from rl_lab.types import ConfigError, RunError, StateTree
+from rl_lab.utils.file_blocks import DamagedFileError, FileBlocks
+from rl_lab.utils.text import printable
 from rl_lab.utils.tree import leaves_with_paths, map_leaves, numpy_to_tensors
 
 _NAME = re.compile(r"step_(\d{12,})(?:-r(\d+))?")
 _SECTION = re.compile(r"[A-Za-z0-9_]+")
-_READ_BYTES = 4 * 2**20  # of an external file at once
 _PLAIN_LEAVES = (str, int, float, bool, type(None))
 
 # What torch.load raises for bytes that are no checkpoint of plain data; anything else is a bug of ours.
@@ -73,14 +73,21 @@ class Checkpoint:
         return dict(self.manifest["counts"])
 
 
+class DamagedExternalFile(DamagedCheckpoint):
+    """A file outside a checkpoint is damaged where the checkpoint needs it: a warm start does without."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        warm_start = f"`rl-lab resume {path.absolute().parents[1].name} --mode warm_start`"
+        super().__init__(path, f"{reason}. Without the replay: {warm_start} begins a new run with the weights")
+
+
 @dataclass(frozen=True)
 class ExternalFile:
-    """The first `bytes` of a file, named relative to the run's directory, which a section of a checkpoint needs."""
+    """Blocks of a file, named relative to the run's directory, which a section of a checkpoint needs."""
 
     section: str
     path: str
-    bytes: int
-    crc32: int
+    blocks: FileBlocks
 
 
 class CheckpointStore:
@@ -251,23 +258,23 @@ class CheckpointStore:
 
         `latest` comes first, then the others from the newest on. Each damaged one goes to `report` as a sentence.
         """
-        damages: list[str] = []
+        damages: list[DamagedCheckpoint] = []
         for path in self._candidates():
             try:
                 checkpoint = self._load(path, sections)
                 self.refuse_foreign(path, checkpoint.manifest)
             except DamagedCheckpoint as damage:
-                damages.append(str(damage))
-                report(str(damage))
+                damages.append(damage)
+                report(printable(str(damage)))
                 continue
             if damages:
                 report(f"Going on from {path.name} instead ({len(damages)} damaged checkpoint(s) passed over).")
             return checkpoint
         if damages:
-            listing = "\n  ".join(damages)
-            raise RunError(
-                f"Every checkpoint in {self.directory} is damaged:\n  {listing}\nStart again with `rl-lab train`."
-            )
+            listing = "\n  ".join(map(str, damages))
+            has_cure = any(isinstance(damage, DamagedExternalFile) for damage in damages)
+            cure = "" if has_cure else "\nStart again with `rl-lab train`."
+            raise RunError(f"Every checkpoint in {self.directory} is damaged:\n  {listing}{cure}")
         return None
 
     def _candidates(self) -> Iterator[Path]:
@@ -359,13 +366,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFile]:
     try:
-        for entry in manifest.get("external", []):
-            check_types(
-                entry, {"section": str, "path": str, "bytes": int, "crc32": int}, place="an entry of 'external'"
-            )
-        files = [ExternalFile(**entry) for entry in manifest.get("external", [])]
-    except (TypeError, AttributeError, RunError) as error:
-        raise DamagedCheckpoint(path, f"manifest.json names files outside in an unknown way ({error})") from error
+        files = [_parse_external(entry) for entry in manifest.get("external", [])]
+    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RunError) as error:
+        raise DamagedCheckpoint(path, f"manifest.json names files outside in an unknown way ({error!r})") from error
     for file in files:
         place = PurePosixPath(file.path)
         if place.is_absolute() or ".." in place.parts:
@@ -373,23 +376,22 @@ def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFil
     return files
 
 
+def _parse_external(entry: Mapping[str, Any]) -> ExternalFile:
+    check_types(entry, {"section": str, "path": str}, place="an entry")
+    if "blocks" in entry:
+        blocks = FileBlocks(**entry["blocks"])
+    else:  # schema version 1: one checksum for the beginning of a file
+        blocks = FileBlocks.single(byte_count=entry["bytes"], crc32=entry["crc32"])
+    return ExternalFile(entry["section"], entry["path"], blocks)
+
+
 def _check_external(path: Path, external: ExternalFile) -> None:
-    """Read what belongs to the checkpoint and compare its checksum; what the file holds beyond is newer."""
-    left, checksum = external.bytes, 0
+    """Read the blocks that the checkpoint needs and compare their checksums."""
     try:
-        with open(path.absolute().parent.parent / external.path, "rb", buffering=0) as file:
-            while left:
-                block = file.read(min(left, _READ_BYTES))
-                if not block:
-                    size = external.bytes - left
-                    raise DamagedCheckpoint(
-                        path, f"{external.path} has {size} bytes where the checkpoint needs {external.bytes}"
-                    )
-                checksum, left = zlib.crc32(block, checksum), left - len(block)
-    except OSError as error:
-        raise _unreadable(path, external.path, error) from error
-    if checksum != external.crc32:
-        raise DamagedCheckpoint(path, f"{external.path} has changed since it was written (crc32 differs)")
+        for _ in external.blocks.read(path.absolute().parent.parent / external.path):
+            pass
+    except DamagedFileError as error:
+        raise DamagedExternalFile(path, f"{external.path}: {error}") from error
 
 
 def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]]) -> StateTree:

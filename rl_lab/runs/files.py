@@ -10,7 +10,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,11 @@ def is_leftover(name: str) -> bool:
     return _LEFTOVER.fullmatch(name) is not None
 
 
-def remove_leftovers(directory: Path, *, older_than_s: float = _LEFTOVER_AGE_S) -> None:
-    """Remove what killed processes left under temporary names. With age 0 only for those who hold the run's lock."""
+def remove_leftovers(entries: Iterable[os.DirEntry[str]]) -> None:
+    """Remove what killed processes left under temporary names, once it is too old to belong to a living one."""
     with suppress(OSError):  # tidying up never stops anybody
-        for entry in list(os.scandir(directory)):
-            is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime >= older_than_s
-            if is_leftover(entry.name) and is_old:
+        for entry in [each for each in entries if is_leftover(each.name)]:
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime >= _LEFTOVER_AGE_S:
                 remove(Path(entry.path))
 
 

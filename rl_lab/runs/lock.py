@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rl_lab.runs.files import read_json, readable_disk_errors, refuse_links_out_of, remove_leftovers
+from rl_lab.runs.files import entries_below, read_json, readable_disk_errors, refuse_links_out_of, remove_leftovers
 from rl_lab.types import RunError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class RunLock:
                 os.pwrite(descriptor, owner.encode(), 0)
             self._descriptor = descriptor
             _held.add(self)
-            remove_leftovers(self.path.parent)
+            remove_leftovers(entries_below(self.path.parent))
         finally:
             if self._descriptor is None:
                 os.close(descriptor)

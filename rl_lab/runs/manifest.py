@@ -20,7 +20,7 @@ from rl_lab.runs.files import Kinds, check_types
 from rl_lab.types import RunError
 
 CONFIG_SCHEMA_VERSION = 2
-CHECKPOINT_SCHEMA_VERSION = 1
+CHECKPOINT_SCHEMA_VERSION = 2  # 2: files outside a checkpoint are checksummed in blocks
 
 _GIT_TIMEOUT_S = 5.0
 _PACKAGES = ("torch", "numpy", "gymnasium")

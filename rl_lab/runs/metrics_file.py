@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.runs.files import read_bytes
+from rl_lab.utils.text import printable
 
 Series = list[tuple[dict[str, Any], float]]
 """Rows that carry one metric, each with its value."""
@@ -26,7 +27,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        logger.warning("%s cannot be read and is left out: %s", path, error.strerror)
+        logger.warning("%s cannot be read and is left out: %s", printable(str(path)), error.strerror)
         return []
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
@@ -34,7 +35,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if row is not None:
             rows.append(row)
         elif line.strip() and number < len(lines):
-            logger.warning("%s: line %d is no row of metrics and is left out", path, number)
+            logger.warning("%s: line %d is no row of metrics and is left out", printable(str(path)), number)
     return rows
 
 

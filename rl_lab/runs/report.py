@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,6 +140,8 @@ def _number(value: Any) -> str:
 
 def duration(seconds: float) -> str:
     """`1 h 02 min 03 s`, leaving out what is zero in front; below a minute with one decimal."""
+    if not math.isfinite(seconds):
+        return "unknown"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

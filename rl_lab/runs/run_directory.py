@@ -93,7 +93,7 @@ class RunDirectory:
         path = Path(os.path.abspath(runs_dir)) / run_id  # an environment may change the working directory
         with readable_disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(path.parent)
+            remove_leftovers(os.scandir(path.parent))
             _make_way(path)
             temporary = temporary_name(path)
             try:
@@ -112,7 +112,7 @@ class RunDirectory:
         """An existing run; a directory without a config.yaml is not one."""
         run = cls(Path(os.path.abspath(path)))
         if not run.exists():
-            what = "has no config.yaml" if run.path.is_dir() else "does not exist"
+            what = "has no config.yaml" if os.path.isdir(run.path) else "does not exist"
             raise RunError(f"{run.path} is not a run directory: it {what}. `rl-lab list` shows the runs there are.")
         return run
 
@@ -192,8 +192,8 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Remove the directory of a run that never began, and the folder of runs if that was to be its first."""
-        _remove_at_once(self.path)
-        with suppress(OSError):  # other runs lie there
+        with suppress(OSError):  # the error that ended the run is the one to tell; or other runs lie there
+            _remove_at_once(self.path)
             self.path.parent.rmdir()
 
     # --- how the run is ------------------------------------------------------------------------

@@ -287,7 +287,8 @@ LATIN = "# @package _global_\nseed: 1   # café\n".encode("latin-1")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a: [1\n", r"configs/experiment/broken\.yaml is not valid YAML: .*line 2"),
+        (b"a: [1\n", r"configs/experiment/broken\.yaml is not valid YAML \(line 2\): expected ',' or '\]'"),
+        (b"a: \x01\n", r"configs/experiment/broken\.yaml is not valid YAML: unacceptable character #x0001"),
         (b"- 1\n", r"configs/experiment/broken\.yaml does not hold a config"),
         (LATIN, r"configs/experiment/broken\.yaml is not UTF-8 text \(byte 0xe9 in line 2\): save it as UTF-8"),
         (b"defaults: 5\n", r"experiment/broken\.yaml: defaults is 5: write a list, such as"),
@@ -313,7 +314,7 @@ def test_a_broken_file_stops_only_what_names_it(
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"# @package _global_\nseed: [1\n", "is not valid YAML: while"), (LATIN, "is not UTF-8 text")],
+    [(b"# @package _global_\nseed: [1\n", r"is not valid YAML \(line 3\): expected"), (LATIN, "is not UTF-8 text")],
 )
 def test_a_broken_file_of_another_group_is_named(user_configs: Path, content: bytes, message: str) -> None:
     for place in ("preset/broken.yaml", "preset_for/debug_mine.yaml"):

@@ -214,4 +214,11 @@ def test_suites_and_our_own_packages_need_no_consent() -> None:
     }
     assert trust.foreign_packages(config) == {}
     config["environment"]["id"] = "gymnasium:CartPole-v1"
-    assert trust.foreign_packages(config) == {}
+    assert trust.foreign_packages({**config, "runs": {"id": "first:try"}}) == {}
+
+
+@pytest.mark.parametrize("plugins", [5, "evil_plugin", {"evil_plugin": 1}, [["evil_plugin"]]])
+def test_plugins_of_another_type_run_nothing_either(plugins: Any, hostile: Callable[..., Path], project: Path) -> None:
+    with pytest.raises(ConfigError):
+        api.evaluate(hostile({"plugins": plugins}), episodes=1)
+    assert not (project / "executed").exists()

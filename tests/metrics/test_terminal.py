@@ -373,6 +373,6 @@ def test_texts_from_outside_cannot_steer_the_terminal(mode: str) -> None:
     display.update_progress(0.5, f"train{evil}", 0, 2)
     display.message(f"first{evil}\nsecond", "warning")
     display.write({"agent_steps": 1, "wall_s": 1.0})
-    display.close()
+    display.summary(agent_steps=1, seconds=1.0, paths={"report": Path(evil)}, commands={"continue": evil})
     assert "\x1b]0;owned" not in stream.getvalue() and "\x9b" not in stream.getvalue()
     assert "\\u001b]0;owned" in stream.getvalue()

@@ -143,7 +143,7 @@ def test_the_train_ratio_is_kept_over_the_whole_run() -> None:
     workflow = Diary()
     buffers = {"episodes": EpisodeBuffer(num_envs=1, episodes_per_batch=1)}
     buffers["episodes"].ready = lambda: True  # type: ignore[method-assign]
-    buffers["episodes"].sample = dict  # type: ignore[method-assign]
+    buffers["episodes"].sample = lambda progress: {}  # type: ignore[method-assign]
     phases = [phase("train", buffer="episodes", collect_steps=1, duration_steps=100, updates_per_step=0.3)]
     loop = make_orchestrator(workflow, phases, environment=counter(1), buffers=buffers)
     loop.run()

@@ -166,6 +166,13 @@ def test_a_status_that_cannot_be_written_leaves_the_one_before(make_run: MakeRun
         assert run.read_status()["state"] in (["finished", "failed"] if failed else ["failed"])
 
 
+@everywhere
+def test_a_discard_that_fails_hides_no_other_error(make_run: MakeRun, code: int) -> None:
+    for at in range(len(operations_of(make_run("mine").path, make_run("other").discard)) + 20):
+        run = make_run(f"run{at}")
+        assert not fails_in_words(run.path.parent, at, code, run.discard, lasting=False)
+
+
 def rows_of(path: Path) -> list[int]:
     return [json.loads(line)["agent_steps"] for line in path.read_text().splitlines()]
 

@@ -35,7 +35,7 @@ def test_a_manifest_says_what_made_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/rl-lab", "train", "ppo_cartpole", "name=a b"])
     manifest = collect_manifest(config_text="seed: 1\n", seed=1, algorithm="ppo", environment_id="CartPole-v1")
     assert json.loads(json.dumps(manifest)) == manifest
-    assert (manifest["config_schema_version"], manifest["checkpoint_schema_version"]) == (2, 1)
+    assert (manifest["config_schema_version"], manifest["checkpoint_schema_version"]) == (2, 2)
     assert manifest["config_hash"] == hashlib.sha256(b"seed: 1\n").hexdigest()
     assert manifest["command_line"] == "rl-lab train ppo_cartpole 'name=a b'"
     assert (manifest["seed"], manifest["algorithm"], manifest["environment_id"]) == (1, "ppo", "CartPole-v1")

@@ -139,3 +139,8 @@ def test_without_matplotlib_the_report_says_what_to_install(make_run: MakeRun, m
 )
 def test_durations_read_like_a_clock(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_a_time_that_is_no_number_is_unknown(seconds: float) -> None:
+    assert duration(seconds) == "unknown"

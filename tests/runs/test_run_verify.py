@@ -16,6 +16,7 @@ from rl_lab.runs.checkpoint import CheckpointStore, ExternalFile
 from rl_lab.runs.lock import RunLock
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.verify import Verdict, verify_run
+from rl_lab.utils.file_blocks import FileBlocks
 
 ALL = ("exact", "warm_start_optimizer", "warm_start", "evaluate")
 NAMES = ["step_000000000020", "step_000000000010"]
@@ -25,8 +26,6 @@ REPLAY = "replay/replay/rows_000001.bin"
 @pytest.fixture
 def run(make_run: Callable[..., RunDirectory]) -> RunDirectory:
     """Two checkpoints at 10 and 20 agent steps, rows of metrics up to 25, and a file of replay rows."""
-    from zlib import crc32
-
     run = make_run("mine")
     store = CheckpointStore(run.checkpoints_dir, identity=run.identity())
     (run.path / REPLAY).parent.mkdir(parents=True)
@@ -45,7 +44,7 @@ def run(make_run: Callable[..., RunDirectory]) -> RunDirectory:
             agent_steps=steps,
             counts={"agent_steps": steps},
             is_best=steps == 10,
-            external=[ExternalFile("buffers", REPLAY, len(data), crc32(data))],
+            external=[ExternalFile("buffers", REPLAY, FileBlocks(row_bytes=1, block_rows=100).extended(data))],
         )
     with open(run.metrics_path, "a") as file:
         file.write(json.dumps({"agent_steps": 25}) + "\n")
@@ -108,17 +107,22 @@ DAMAGES: dict[str, tuple[Callable[[RunDirectory], Any], str, dict[str, tuple[str
     ),
     "rows of both": (
         lambda run: flip(run.path / REPLAY, 50),
-        f"error checkpoints/{NAMES[1]}: {REPLAY} has changed since it was written",
+        f"error checkpoints/{NAMES[1]}: {REPLAY}: block 0 (bytes 0 to 99) has changed since it was written",
         dict.fromkeys(NAMES, WARM),
     ),
     "rows of the newest": (
         lambda run: flip(run.path / REPLAY, 150),
-        f"error checkpoints/{NAMES[0]}: {REPLAY} has changed since it was written",
+        f"error checkpoints/{NAMES[0]}: {REPLAY}: block 1 (bytes 100 to 199) has changed since it was written",
         {NAMES[0]: WARM, NAMES[1]: ALL},
+    ),
+    "a pipe for the rows": (
+        lambda run: (run.path / REPLAY).unlink() or os.mkfifo(run.path / REPLAY),
+        f"error checkpoints/{NAMES[0]}: {REPLAY}: it has 0 bytes where 200 are needed",
+        dict.fromkeys(NAMES, WARM),
     ),
     "replay": (
         lambda run: shutil.rmtree(run.path / "replay"),
-        f"error checkpoints/{NAMES[0]}: {REPLAY} is missing.",
+        f"error checkpoints/{NAMES[0]}: {REPLAY}: it is missing.",
         dict.fromkeys(NAMES, WARM),
     ),
     "metrics shorter": (

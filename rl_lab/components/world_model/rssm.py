@@ -117,8 +117,9 @@ class BlockGRU(nn.Module):
 
 
 class GRU(nn.Module):
-    """DreamerV2's recurrence: one layer for latent and action, then a GRU, normed. Without the norm it also stands in
-    for those of PlaNet and V1, whose cells differ in where they reset and in how they start to remember."""
+    """DreamerV2's recurrence: one layer for latent and action, then a GRU, normed. The first release of V3 (2023) norms
+    that layer as well. Without norms it also stands in for those of PlaNet and V1, whose cells differ in where they
+    reset and in how they start to remember."""
 
     def __init__(
         self,
@@ -130,12 +131,13 @@ class GRU(nn.Module):
         action_size: int,
         activation: str = "elu",
         norm: str = "none",
+        input_norm: str = "none",
     ) -> None:
         super().__init__()
         if blocks != 1:
             raise ConfigError(f"dynamics: blocks is {blocks}, but recurrence gru has one block: write blocks: 1.")
         self.stoch_size = stoch_size
-        self.input = Layer(stoch_size + action_size, hidden, activation=activation, norm="none")
+        self.input = Layer(stoch_size + action_size, hidden, activation=activation, norm=input_norm)
         self.gates = dense(hidden + deter, 3 * deter)
         self.gates_norm = make_norm(norm, 3 * deter)
 
@@ -186,6 +188,8 @@ class RSSM(nn.Module):
             raise ConfigError(f"dynamics: deter is {deter} and hidden is {hidden}; write whole numbers from 1 on.")
         style = {"activation": activation, "norm": norm}
         recurrent_style = {"activation": activation, "norm": norm if recurrence_norm is None else recurrence_norm}
+        if recurrence == "gru":
+            recurrent_style["input_norm"] = norm
         self.action = action
         self.one_kernel = one_kernel
         self.deter = deter

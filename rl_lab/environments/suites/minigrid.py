@@ -50,16 +50,14 @@ class MiniGridView(gym.ObservationWrapper):
             )
         self.num_objects, self.num_colors = _numbers_of_symbols()
         width = self.num_objects + self.num_colors + NUM_STATES
-        direction = spaces.Discrete(4)
         seen: dict[str, spaces.Space] = {"image": spaces.Box(0, 255, (size, size, 3), np.uint8)}
         if kind == "symbolic":
             seen = {"vector": spaces.Box(0.0, 1.0, (columns * rows * width,), np.float32)}
-        self.observation_space = spaces.Dict({**seen, "direction": direction})
+        self.observation_space = spaces.Dict({**seen, "direction": spaces.Discrete(4)})
 
     def observation(self, observation: Any) -> dict[str, Any]:
-        is_image = self.kind == "image"
-        seen = {"image": self._image(observation)} if is_image else {"vector": self._symbols(observation)}
-        return {**seen, "direction": int(observation["direction"])}
+        name, look = ("image", self._image) if self.kind == "image" else ("vector", self._symbols)
+        return {name: look(observation), "direction": int(observation["direction"])}
 
     def _image(self, observation: Any) -> np.ndarray:
         base: Any = self.unwrapped

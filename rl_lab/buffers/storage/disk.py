@@ -1,31 +1,32 @@
-"""Rows that live on the disk: mapped files of consecutive times, of which the kernel keeps in memory what is used.
+"""Rows on the disk: mapped files of consecutive times, of which the kernel keeps in memory what is used.
 
     rows_000001.bin   times 0 .. 340      [times, N] records, as a checkpoint names them: a save flushes what is new
-    rows_000002.bin   times 341 .. 681    full: the next row goes to a new file, also after the ring has come round
+    rows_000002.bin   times 341 .. 681    full: the next row goes to a new file, also after the ring wrapped around
     mutable_000003.bin                    what was written back to rows that a checkpoint may name already
 
-No file is kept open: a mapping outlives its handle. A file whose rows have left the ring goes at once, unless a
-checkpoint may need it. Space is reserved when a file is made, since a full disk must be met there and not in the middle
-of an assignment, where it would kill the process.
+No file is kept open: a mapping outlives its handle. A file whose rows have left the ring is removed at once, unless a
+checkpoint may need it. Space is reserved when a file is made: a full disk in the middle of an assignment to mapped
+memory would kill the process.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.archive import RingArchive
-from rl_lab.buffers.row_log import Arrays, Layout, LogFolder, Stretch, record_dtype, rows_per_file
-from rl_lab.buffers.rows import as_array
+from rl_lab.buffers.storage.archive import RingArchive
+from rl_lab.buffers.storage.row_log import LogFolder, Segment, new_blocks, record_dtype, rows_per_file, sync
+from rl_lab.buffers.storage.rows import Arrays, Layout, Ring, as_array
 from rl_lab.types import Batch, ConfigError, RunError
+from rl_lab.utils.file_blocks import FileBlocks
 
 
 @dataclass
@@ -34,53 +35,43 @@ class Chunk:
 
     file: str
     layout: Layout
-    first_time: int
     records: np.ndarray  # [times, N] of plain bytes, one item per row
-    saved_bytes: int = 0
-    crc32: int = 0
+    blocks: FileBlocks  # of what is saved
 
     def __post_init__(self) -> None:
         self.rows = self.records.view(record_dtype(self.layout))  # the same with their keys
+
+    @property
+    def first_time(self) -> int:
+        return self.blocks.first_row
 
     @property
     def stop_time(self) -> int:
         return self.first_time + len(self.records)
 
 
-class DiskRing:
+class DiskRing(Ring):
     """The newest C rows of N environments in mapped files; to its owner it looks like a ring of slots in memory."""
 
     def __init__(self, *, num_envs: int, slots_per_env: int, directory: Path | None) -> None:
-        self.num_envs, self.slots_per_env = num_envs, slots_per_env
+        super().__init__(num_envs=num_envs, slots_per_env=slots_per_env)
         self.folder = None if directory is None else LogFolder(directory)
-        self.layout: Layout = {}
         self.chunks: list[Chunk] = []
         self.saved_until = 0  # rows before this time may be named by a checkpoint: they are never changed in place
         self.newest = -1  # the time of the newest row
         self._first_times = np.zeros(0, np.int64)
-        self._named: set[str] = set()  # files that some state has named
+        self.named: set[str] = set()  # files that some state has named
         self._is_last = np.zeros((num_envs, slots_per_env), bool)  # asked for at every draw: kept in memory
         self._overlays: dict[str, tuple[str, np.ndarray, np.ndarray]] = {}  # key -> file, values, which rows have one
 
     @property
-    def columns(self) -> Layout:
-        return self.layout
-
-    @property
     def allocated_bytes(self) -> int:
-        """Memory that is ours; mapped pages are the kernel's, which takes them back when it needs them."""
+        """Without mapped pages: the kernel takes those back when it needs them."""
         return self._is_last.nbytes + sum(is_there.nbytes for _, _, is_there in self._overlays.values())
 
     @property
     def row_bytes(self) -> int:
-        """What one row of one environment takes."""
         return record_dtype(self.layout).itemsize
-
-    @property
-    def disk_bytes(self) -> int:
-        return sum(chunk.records.nbytes for chunk in self.chunks) + sum(
-            values.nbytes for _, values, _ in self._overlays.values()
-        )
 
     def live_files(self) -> set[str]:
         return {chunk.file for chunk in self.chunks} | {file for file, _, _ in self._overlays.values()}
@@ -88,36 +79,33 @@ class DiskRing:
     # --- rows in -------------------------------------------------------------------------------
 
     def write(self, slot: int, row: Batch) -> None:
-        """One row of every environment, the newest one or the one after it; a key it does not bring is zero there."""
+        """The newest row or the one after it."""
         time = self.newest if self.newest >= 0 and slot == self.newest % self.slots_per_env else self.newest + 1
         assert time % self.slots_per_env == slot, "rows are written in order"
-        arrays = {key: value.numpy() if value.is_cpu else value.cpu().numpy() for key, value in row.items()}
-        if not arrays.keys() <= self.layout.keys():
-            new = {key: (value.dtype.name, value.shape[1:]) for key, value in arrays.items() if key not in self.layout}
-            self.layout = {**self.layout, **new}
+        if not row.keys() <= self.layout.keys():
+            self.layout = self._layout_with(row)
         if not self.chunks or time >= self.chunks[-1].stop_time or self.chunks[-1].layout != self.layout:
             self._begin_chunk(time)
         record = self.chunks[-1].rows[time - self.chunks[-1].first_time]
         for key in self.layout:
-            record[key] = arrays.get(key, 0)
+            record[key] = as_array(row[key]) if key in row else 0
         self.newest = time
-        self._is_last[:, slot] = arrays.get("is_last", False)
+        self._is_last[:, slot] = as_array(row["is_last"]) if "is_last" in row else False
         for _, _, is_there in self._overlays.values():
             is_there[:, slot] = False
         self._drop_lost()
 
-    def write_rows(self, slot: int, rows: Sequence[Batch], known: Collection[str] = ()) -> None:
-        """Consecutive rows from a slot on; whole ones, whatever is `known` there already."""
-        for index, row in enumerate(rows):
-            self.write((slot + index) % self.slots_per_env, row)
-
     def _begin_chunk(self, time: int) -> None:
         count = rows_per_file(self.layout, num_envs=self.num_envs, slots_per_env=self.slots_per_env)
-        row_bytes = record_dtype(self.layout).itemsize
-        file, content = self._new_file("rows", count * self.num_envs * row_bytes)
-        records = content.view(np.dtype((np.void, row_bytes))).reshape(count, self.num_envs)
-        self.chunks.append(Chunk(file, self.layout, time, records))
-        self._first_times = np.array([chunk.first_time for chunk in self.chunks])
+        row_bytes = self.num_envs * self.row_bytes
+        file, content = self._new_file("rows", count * row_bytes)
+        self.add_chunk(file, self.layout, content, new_blocks(row_bytes, first_row=time, most_rows=count))
+
+    def add_chunk(self, file: str, layout: Layout, content: np.ndarray, blocks: FileBlocks) -> Chunk:
+        records = content.view(np.dtype((np.void, record_dtype(layout).itemsize))).reshape(-1, self.num_envs)
+        self.chunks.append(Chunk(file, layout, records, blocks))
+        self._first_times = np.array([chunk.first_time for chunk in self.chunks], np.int64)
+        return self.chunks[-1]
 
     def _new_file(self, kind: str, byte_count: int) -> tuple[str, np.ndarray]:
         """A new file with its space reserved, mapped."""
@@ -137,26 +125,22 @@ class DiskRing:
                 f"disk full: the replay in {path.parent} cannot grow by {byte_count / 1e6:,.1f} MB. Free some space, "
                 f"then continue with `rl-lab resume {run_id}`; or start anew with a smaller capacity_rows."
             ) from error
-        return name, mapped(path, byte_count)
+        return name, _mapped(path, byte_count)
 
     def _drop_lost(self) -> None:
         begin = self.newest - self.slots_per_env + 1
         while len(self.chunks) > 1 and self.chunks[1].first_time <= begin:
             lost = self.chunks.pop(0)
             self._first_times = self._first_times[1:]
-            if self.folder is not None and lost.file not in self._named:
+            if self.folder is not None and lost.file not in self.named:
                 self.folder.path(lost.file).unlink(missing_ok=True)
 
     # --- rows out ------------------------------------------------------------------------------
 
     def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
-        """`length` consecutive rows from each place: key -> fresh memory `[B, length, ...]`."""
-        return {key: torch.from_numpy(value) for key, value in self._runs(env_index, slot, length).items()}
-
-    def _runs(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Arrays:
         times = self._time_at(slot)[:, None] + np.arange(length)
         environments = np.broadcast_to(env_index[:, None], times.shape)
-        return self._gather(environments, times)
+        return {key: torch.from_numpy(value) for key, value in self._gather(environments, times).items()}
 
     def _time_at(self, slot: np.ndarray) -> np.ndarray:
         return self.newest - (self.newest - slot) % self.slots_per_env
@@ -183,36 +167,34 @@ class DiskRing:
         return arrays
 
     def view(self, key: str) -> np.ndarray:
-        """Every slot of `is_last`, `[N, C]`, to be read."""
         assert key == "is_last", "rows on the disk are read by place"
         return self._is_last
 
     def get_slots(self, start: int, stop: int) -> Arrays:
-        """Neighbouring slots of every key, `[N, stop - start, ...]`."""
-        return self._runs(np.arange(self.num_envs), np.full(self.num_envs, start), stop - start)
+        rows = self.read(np.arange(self.num_envs), np.full(self.num_envs, start), stop - start)
+        return {key: value.numpy() for key, value in rows.items()}
 
     def lay_out(self, layout: Layout) -> None:
-        """Forget every row and let the next have these keys."""
-        self.forget()
-        self.layout = dict(layout)
+        self.layout, self.chunks, self._overlays = dict(layout), [], {}
+        self.saved_until, self.newest = 0, -1
+        self._first_times = np.zeros(0, np.int64)
+        self._is_last[...] = False
 
     def set_slots(self, start: int, rows: Arrays) -> None:
-        """Write `[N, count, ...]` per key as the rows that come next, from the slot after the newest on."""
+        """As the rows that come next, from the slot after the newest on."""
         for index in range(next(iter(rows.values())).shape[1]):
-            moment = {key: torch.from_numpy(np.ascontiguousarray(values[:, index])) for key, values in rows.items()}
-            self.write((start + index) % self.slots_per_env, moment)
+            row = {key: torch.from_numpy(np.ascontiguousarray(values[:, index])) for key, values in rows.items()}
+            self.write((start + index) % self.slots_per_env, row)
 
     def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        """What single rows hold under a key, `[K, ...]`."""
         return self._gather(env_index, self._time_at(slot))[key]
 
     def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
-        """Replace what single rows hold under a key: in place where no checkpoint can name them yet, else beside."""
-        array = as_array(values)
+        """In place where no checkpoint can name the rows yet, else beside them."""
+        times = self._time_at(slot)
+        array = np.broadcast_to(as_array(values), (*times.shape, *self.layout[key][1]))
         if key == "is_last":
             self._is_last[env_index, slot] = array
-        times = self._time_at(slot)
-        array = np.broadcast_to(array, (*times.shape, *self.layout[key][1]))
         place = self._first_times.searchsorted(times, side="right") - 1
         is_open = times >= self.saved_until
         for number in np.unique(place[is_open]):
@@ -228,15 +210,11 @@ class DiskRing:
         if key not in self._overlays:
             dtype, shape = self.layout[key]
             places = (self.num_envs, self.slots_per_env)
-            count = int(np.prod((*places, *shape))) * np.dtype(dtype).itemsize
-            file, content = self._new_file("mutable", count)
+            file, content = self._new_file("mutable", prod((*places, *shape)) * np.dtype(dtype).itemsize)
             self._overlays[key] = file, content.view(dtype).reshape(*places, *shape), np.zeros(places, bool)
         return self._overlays[key]
 
-    # --- state ---------------------------------------------------------------------------------
-
     def get_rows(self, used: int) -> Arrays:
-        """Rows in full are asked for only where there is no folder, and hence no row."""
         assert not used, "rows on the disk are saved by their files"
         return {}
 
@@ -246,59 +224,7 @@ class DiskRing:
                 "The saved replay holds its rows in full, as one without a directory saves them, but this one lies on "
                 "the disk. Continue with storage: cpu."
             )
-        self.forget()
-
-    def forget(self) -> None:
-        self.layout, self.chunks, self._overlays = {}, [], {}
-        self.saved_until, self.newest = 0, -1
-        self._first_times = np.zeros(0, np.int64)
-        self._is_last[...] = False
-
-    def flush(self, end: int) -> list[Stretch]:
-        """Bring the rows before time `end` to the disk; where they are, with layouts numbered in order of chunks."""
-        stretches, layouts = [], self.layouts()
-        for chunk, following in zip(self.chunks, [*self.chunks[1:], None], strict=True):
-            stop = min(end, chunk.stop_time, following.first_time if following is not None else end)
-            count = stop - chunk.first_time
-            if count <= 0:
-                continue
-            byte_count = count * chunk.records[0].nbytes
-            if byte_count > chunk.saved_bytes:
-                content = chunk.records.reshape(-1).view(np.uint8)[chunk.saved_bytes : byte_count]
-                chunk.crc32, chunk.saved_bytes = zlib.crc32(content, chunk.crc32), byte_count  # type: ignore[arg-type]
-                assert self.folder is not None
-                _sync(self.folder.path(chunk.file))
-            self._named.add(chunk.file)
-            layout = layouts.index(chunk.layout)
-            stretches.append(Stretch(chunk.file, layout, chunk.first_time, count, byte_count, chunk.crc32))
-        if self.folder is not None and stretches:
-            self.folder.sync()
-        self.saved_until = end
-        return stretches
-
-    def layouts(self) -> list[Layout]:
-        """Every layout in use, the newest last."""
-        older = [chunk.layout for chunk in self.chunks if chunk.layout != self.layout]
-        unique = [layout for index, layout in enumerate(older) if layout not in older[:index]]
-        return [*unique, self.layout] if self.layout else unique
-
-    def take_over(self, stretches: list[Stretch], layouts: list[Layout], *, end: int) -> None:
-        """Map the files of a checkpoint; the next row goes to a new one."""
-        assert self.folder is not None
-        self.forget()
-        self.layout = layouts[-1] if layouts else {}
-        for stretch in stretches:
-            layout = layouts[stretch.layout]
-            for _ in self.folder.blocks(stretch.file, stretch.bytes, stretch.crc32, item_bytes=1):
-                pass  # read for its checksum
-            content = mapped(self.folder.path(stretch.file), stretch.bytes)
-            records = content.view(np.dtype((np.void, record_dtype(layout).itemsize))).reshape(-1, self.num_envs)
-            self.chunks.append(Chunk(stretch.file, layout, stretch.first_time, records, stretch.bytes, stretch.crc32))
-            self._named.add(stretch.file)
-            slots = np.arange(stretch.first_time, stretch.stop_time)[-self.slots_per_env :] % self.slots_per_env
-            self._is_last[:, slots] = self.chunks[-1].rows["is_last"][-self.slots_per_env :].T
-        self._first_times = np.array([chunk.first_time for chunk in self.chunks], np.int64)
-        self.newest, self.saved_until = end - 1, end
+        self.lay_out({})
 
 
 class DiskArchive(RingArchive):
@@ -309,29 +235,45 @@ class DiskArchive(RingArchive):
         self._disk = ring
 
     def _append(self, *, begin: int, end: int) -> None:
-        stretches = [stretch for stretch in self._disk.flush(end) if stretch.stop_time > begin]
-        self._log.layouts, self._log.stretches, self._log.saved_until = self._disk.layouts(), stretches, end
+        """Flush the rows before time `end`."""
+        disk = self._disk
+        older = [chunk.layout for chunk in disk.chunks if chunk.layout != disk.layout]
+        layouts = [layout for index, layout in enumerate(older) if layout not in older[:index]]
+        self._layouts, self._segments = [*layouts, *([disk.layout] if disk.layout else [])], []
+        for chunk, following in zip(disk.chunks, [*disk.chunks[1:], None], strict=True):
+            stop = min(end, chunk.stop_time, following.first_time if following is not None else end)
+            count = stop - chunk.first_time
+            if count <= 0:
+                continue
+            if count > chunk.blocks.rows:
+                new = chunk.records[chunk.blocks.rows : count].reshape(-1).view(np.uint8)
+                chunk.blocks = chunk.blocks.extended(new)
+                sync(self.folder.path(chunk.file))
+            disk.named.add(chunk.file)
+            self._segments.append(Segment(chunk.file, chunk.blocks, self._layouts.index(chunk.layout)))
+        if self._segments:
+            sync(self.folder.directory)
+        disk.saved_until = end
+        self._drop_before(begin)
 
     def _fill_ring(self, *, begin: int, end: int) -> None:
-        self._disk.take_over(self._log.stretches, self._log.layouts, end=end)
+        """Map the files of a checkpoint; the next row goes to a new one."""
+        disk, slots_per_env = self._disk, self._ring.slots_per_env
+        disk.lay_out(self._layouts[-1] if self._layouts else {})
+        for segment in self._segments:
+            for _ in self.folder.read(segment):
+                pass  # verified
+            content = _mapped(self.folder.path(segment.file), segment.blocks.bytes)
+            chunk = disk.add_chunk(segment.file, self._layouts[segment.layout], content, segment.blocks)
+            disk.named.add(segment.file)
+            slots = np.arange(segment.first_time, segment.stop_time)[-slots_per_env:] % slots_per_env
+            disk.view("is_last")[:, slots] = chunk.rows["is_last"][-slots_per_env:].T
+        disk.newest, disk.saved_until = end - 1, end
 
     def remove_all_but(self, named: set[str]) -> None:
         super().remove_all_but(named | self._disk.live_files())
 
-    def restart(self, *, begin: int) -> None:
-        super().restart(begin=begin)
-        self._disk.forget()
 
-
-def mapped(path: Path, byte_count: int) -> np.ndarray:
+def _mapped(path: Path, byte_count: int) -> np.ndarray:
     """The first bytes of a file as an array, without a handle that stays open."""
     return torch.from_file(str(path), shared=True, size=byte_count, dtype=torch.uint8).numpy()
-
-
-def _sync(path: Path) -> None:
-    """Wait until the disk has what was written to a file, through a mapping or otherwise."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,26 +1,25 @@
 """Rows in memory whose image frames are compressed: more rows in the same memory, paid for with time at every draw.
 
-Frames shrink by as much as they happen to, so the ring counts what they take and says when it is more than its budget;
-its owner then forgets the oldest rows. Everything but the frames lies in an ordinary ring.
+How far frames shrink is not known beforehand, so the ring counts what they take; over its budget, its owner forgets the
+oldest rows. Everything but the frames lies in an ordinary ring.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.row_log import Arrays, Layout
-from rl_lab.buffers.rows import RowRing, as_array
+from rl_lab.buffers.storage.rows import Arrays, Layout, Ring, RowRing, as_array
 from rl_lab.types import Batch, EnvSpec
 
 _LEVEL = 1  # zlib's fastest: the next levels take twice the time for a few percent
-_LEAST_BYTES = 4096  # of a frame worth compressing: below, what Python adds counts
-_OBJECT_BYTES = 48  # what Python adds to a frame: the bytes object's head and its place in the list
+_LEAST_BYTES = 4096  # of a frame worth compressing: below, Python's overhead counts
+_OBJECT_BYTES = 48  # Python's overhead of a frame: the bytes object's head and its place in the list
 
 
 def is_frame(dtype: str, shape: Sequence[int]) -> bool:
@@ -33,21 +32,15 @@ def frame_bytes(spec: EnvSpec) -> int:
     return sum(prod(each.shape) for each in spec.observation.values() if is_frame(str(each.dtype), each.shape))
 
 
-class CompressedRing:
+class CompressedRing(Ring):
     """A ring of slots whose frames are single compressed objects; None where there is no row (any more)."""
 
     def __init__(self, *, num_envs: int, slots_per_env: int, device: torch.device, budget_fraction: float) -> None:
-        self.num_envs, self.slots_per_env = num_envs, slots_per_env
-        self.device = device
-        self.budget_fraction = budget_fraction
-        self.layout: Layout = {}
+        super().__init__(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
+        self.budget_fraction, self._places = budget_fraction, num_envs * slots_per_env
         self._rest = RowRing(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
         self._frames: dict[str, list[bytes | None]] = {}  # key -> place env * C + slot -> frame
         self._used_bytes = 0  # by frames
-
-    @property
-    def columns(self) -> Layout:
-        return self.layout
 
     @property
     def allocated_bytes(self) -> int:
@@ -63,8 +56,7 @@ class CompressedRing:
 
     @property
     def is_over_budget(self) -> bool:
-        places = self.num_envs * self.slots_per_env
-        return self._used_bytes > int(places * self._raw_frame_bytes * self.budget_fraction)
+        return self._used_bytes > int(self._places * self._raw_frame_bytes * self.budget_fraction)
 
     def drop(self, slot: int) -> None:
         """Forget the frames of a row of every environment."""
@@ -74,31 +66,18 @@ class CompressedRing:
 
     # --- rows in -------------------------------------------------------------------------------
 
-    def write(self, slot: int, row: Batch, known: Collection[str] = ()) -> None:
-        """One row of every environment; a key it does not bring is zero there, `known` keys are there already."""
+    def write(self, slot: int, row: Batch) -> None:
         if not row.keys() <= self.layout.keys():
-            new = {key: (as_array(value[:0]).dtype.name, tuple(value.shape[1:])) for key, value in row.items()}
-            self._make_room_for({key: each for key, each in new.items() if key not in self.layout})
-        self._rest.write(slot, {key: value for key, value in row.items() if key not in self._frames}, known)
+            self._extend(self._layout_with(row))
+        self._rest.write(slot, {key: value for key, value in row.items() if key not in self._frames})
         for key in self._frames:
-            if key not in row:
-                self._set_frames(key, range(slot, self._places, self.slots_per_env), [None] * self.num_envs)
-            elif key not in known:
-                self._set_frames(key, range(slot, self._places, self.slots_per_env), as_array(row[key]))
+            frames = as_array(row[key]) if key in row else [None] * self.num_envs
+            self._set_frames(key, range(slot, self._places, self.slots_per_env), frames)
 
-    def write_rows(self, slot: int, rows: Sequence[Batch], known: Collection[str] = ()) -> None:
-        """Consecutive rows from a slot on; the first one's `known` keys are there already."""
-        for index, row in enumerate(rows):
-            self.write((slot + index) % self.slots_per_env, row, () if index else known)
-
-    @property
-    def _places(self) -> int:
-        return self.num_envs * self.slots_per_env
-
-    def _make_room_for(self, new: Layout) -> None:
-        self.layout = {**self.layout, **new}
-        for key, (dtype, shape) in new.items():
-            if is_frame(dtype, shape):
+    def _extend(self, layout: Layout) -> None:
+        self.layout = dict(layout)
+        for key, (dtype, shape) in layout.items():
+            if is_frame(dtype, shape) and key not in self._frames:
                 self._frames[key] = [None] * self._places
 
     def _set_frames(self, key: str, places: Iterable[int], frames: Iterable[np.ndarray | None]) -> None:
@@ -114,7 +93,6 @@ class CompressedRing:
     # --- rows out ------------------------------------------------------------------------------
 
     def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
-        """`length` consecutive rows from each place: key -> fresh memory `[B, length, ...]`."""
         batch = self._rest.read(env_index, slot, length)
         slots = (slot[:, None] + np.arange(length)) % self.slots_per_env
         places = env_index[:, None] * self.slots_per_env + slots
@@ -135,25 +113,21 @@ class CompressedRing:
         return unpacked.reshape(*places.shape, *shape)
 
     def view(self, key: str) -> np.ndarray:
-        """Every slot of a key that is no frame, `[N, C, ...]`, in place."""
         return self._rest.view(key)
 
-    # --- stretches of slots and single rows ----------------------------------------------------
+    # --- neighbouring slots and single rows ----------------------------------------------------
 
     def lay_out(self, layout: Layout) -> None:
-        """Forget every row and make room for these keys."""
-        self.layout, self._frames, self._used_bytes = {}, {}, 0
-        self._make_room_for(dict(layout))
+        self._frames, self._used_bytes = {}, 0
+        self._extend(layout)
         self._rest.lay_out({key: each for key, each in layout.items() if key not in self._frames})
 
     def get_slots(self, start: int, stop: int) -> Arrays:
-        """Neighbouring slots of every key, `[N, stop - start, ...]`."""
         rest = self._rest.get_slots(start, stop)
         places = np.arange(self.num_envs)[:, None] * self.slots_per_env + np.arange(start, stop)
         return {key: self._unpacked(key, places) if key in self._frames else rest[key] for key in self.layout}
 
     def set_slots(self, start: int, rows: Arrays) -> None:
-        """Fill neighbouring slots from `[N, count, ...]` per key."""
         self._rest.set_slots(start, {key: values for key, values in rows.items() if key not in self._frames})
         for key in self._frames.keys() & rows.keys():
             for env_index, frames in enumerate(rows[key]):
@@ -161,32 +135,20 @@ class CompressedRing:
                 self._set_frames(key, range(first, first + len(frames)), frames)
 
     def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        """What single rows hold under a key, `[K, ...]`."""
         if key in self._frames:
             return self._unpacked(key, env_index * self.slots_per_env + slot)
         return self._rest.get_values(key, env_index, slot)
 
     def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
-        """Replace what single rows hold under a key."""
         if key not in self._frames:
             self._rest.set_values(key, env_index, slot, values)
             return
         places = (env_index * self.slots_per_env + slot).ravel().tolist()
         self._set_frames(key, places, as_array(values).reshape(len(places), *self.layout[key][1]))
 
-    def get_rows(self, used: int) -> Arrays:
-        """The first `used` slots, `[N, used, ...]` per key, copied."""
-        return {key: values.copy() for key, values in self.get_slots(0, used).items()} if used else {}
-
-    def set_rows(self, rows: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Put back what `get_rows` gave and forget everything else."""
-        arrays = {key: np.asarray(value) for key, value in rows.items()}
-        self.lay_out({key: (value.dtype.name, value.shape[2:]) for key, value in arrays.items()})
-        self.set_slots(0, arrays)
-
 
 def _packed(frame: np.ndarray) -> bytes:
-    """The frame compressed, or as it is where that is no shorter: its length tells which."""
+    """The frame compressed, or as it is where that is no shorter: the length shows which."""
     raw = frame.tobytes()
     packed = zlib.compress(raw, _LEVEL)
     return packed if len(packed) < len(raw) else raw

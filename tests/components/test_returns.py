@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_lab.components.returns import returns as rc
-from rl_lab.types import Batch, ConfigError
+from rl_lab.types import Batch
 
 
 def rows(**columns: list[float]) -> Batch:
@@ -82,29 +82,11 @@ def test_episode_return_is_one_number_per_episode() -> None:
     assert whole[0, ACTED].tolist() == [3.0, 3.0, 9.0, 9.0, 7.0]
 
 
-def test_no_return_is_the_reward_that_answered_the_action() -> None:
-    assert rc.NoReturn()(MIXED)[0].tolist() == [1, 2, 0, 4, 5, 0, 7]
-
-
 def test_a_single_transition_bootstraps() -> None:
     batch = rows(reward=[0, 3], value=[1, 8], is_last=[0, 0], is_terminal=[0, 0])
-    returns = rc.TDLambda(discount=0.5, lambda_=0.9)(batch, batch["value"])
+    flags = batch["is_last"], batch["is_terminal"]
+    returns = rc.lambda_return(batch["reward"], batch["value"], *flags, discount=0.5, lambda_=0.9)
     assert returns.tolist() == [[7.0]]
-
-
-def test_named_computers_are_the_functions() -> None:
-    value = MIXED["value"]
-    columns = (MIXED["reward"], value, MIXED["is_last"], MIXED["is_terminal"])
-    pairs = [
-        (rc.TDLambda(discount=0.9, lambda_=0.7), rc.lambda_return(*columns, discount=0.9, lambda_=0.7)),
-        (rc.GAE(discount=0.9, lambda_=0.7), rc.generalized_advantage(*columns, discount=0.9, lambda_=0.7)),
-        (rc.Discounted(discount=0.9), rc.discounted_return(*columns, discount=0.9)),
-        (rc.NStep(discount=0.9, n=3), rc.n_step_return(*columns, discount=0.9, n=3)),
-        (rc.RewardToGo(discount=0.9), rc.reward_to_go(MIXED["reward"], MIXED["is_last"], discount=0.9)),
-        (rc.EpisodeReturn(discount=0.9), rc.episode_return(MIXED["reward"], MIXED["is_last"], discount=0.9)),
-    ]
-    for computer, expected in pairs:
-        assert torch.equal(computer(MIXED, value), expected), type(computer).__name__
 
 
 def test_gradients_flow_through_a_dreamt_return() -> None:
@@ -113,24 +95,6 @@ def test_gradients_flow_through_a_dreamt_return() -> None:
     rc.lambda_return(reward, torch.zeros(1, 3), never, never, discount=0.5, lambda_=1.0)[0, 0].backward()
     assert reward.grad is not None
     assert reward.grad.tolist() == [[0.0, 1.0, 0.5]]
-
-
-def test_stored_rows_build_no_graph() -> None:
-    assert not rc.GAE()(MIXED, MIXED["value"]).requires_grad
-
-
-@pytest.mark.parametrize("name", ["discount", "lambda_"])
-def test_numbers_outside_zero_to_one_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} is 1.5; allowed is 0 to 1"):
-        rc.TDLambda(**{name: 1.5})
-
-
-def test_zero_steps_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"n is 0; allowed is a whole number from 1 on"):
-        rc.NStep(n=0)
-
-
-# --- against a naive reference -----------------------------------------------------------------
 
 
 def naive_lambda_return(env: dict[str, list[float]], discount: float, lambda_: float) -> list[float]:

@@ -12,7 +12,8 @@ pipelined   it is waited for once after all of them, as in training, where nothi
 first       the first update, libraries, compilation and capture included, until the graph is recorded
 
 --check times nothing: it runs the same updates eagerly and captured, from the same seed, in fp32 and in bf16, and
-prints the largest relative difference of each loss between the two.
+prints the largest relative difference of each loss between the two; with --plain, captured with fast paths beside eager
+without them.
 """
 
 from __future__ import annotations
@@ -175,7 +176,11 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     is_cuda = options.device.startswith("cuda")
     precision = options.precision or ("bf16" if is_cuda else "fp32")
     runtime = Runtime(
-        device=options.device, precision=precision, capture=not options.eager and is_cuda, deterministic=False
+        device=options.device,
+        precision=precision,
+        capture=not options.eager and is_cuda,
+        deterministic=False,
+        fast_paths=not options.plain,
     )
     dreamer = make_dreamer(read_config(size), spec, runtime)
     if is_cuda:
@@ -198,11 +203,12 @@ def check(name: str, options: argparse.Namespace) -> None:
     for precision in ("fp32", "bf16"):
         losses: list[list[dict[str, float]]] = []
         for capture in (False, options.device.startswith("cuda")):
-            runtime = Runtime(device=options.device, precision=precision, capture=capture)
+            fast_paths = capture or not options.plain
+            runtime = Runtime(device=options.device, precision=precision, capture=capture, fast_paths=fast_paths)
             dreamer = make_dreamer(read_config(size), spec, runtime)
             batch = make_batch(dreamer, spec, runtime.device, size=options.batch_size, length=options.batch_length)
-            told = [dreamer.update(dict(batch), phase=PHASE) for _ in range(2 * CAPTURE_CALLS)]
-            losses.append([{key: float(each[key]) for key in each if key.startswith("loss/")} for each in told])
+            outputs = [dreamer.update(dict(batch), phase=PHASE) for _ in range(2 * CAPTURE_CALLS)]
+            losses.append([{key: float(each[key]) for key in each if key.startswith("loss/")} for each in outputs])
         apart: dict[str, float] = {}
         for eager, captured in zip(*losses, strict=True):
             for key, value in eager.items():
@@ -223,6 +229,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=20, help="updates before any is timed")
     parser.add_argument("--updates", type=int, default=100, help="updates that are timed")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--plain", action="store_true", help="without fast paths: every formula as it is written")
     parser.add_argument("--profile", action="store_true", help="print what one update consists of")
     parser.add_argument("--check", action="store_true", help="compare captured updates with eager ones instead")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")

@@ -20,7 +20,6 @@ MOVED_MODULES = {  # of version 1: old home of a class that a `_target_` may nam
     "rl_lab.components.distributions": "rl_lab.components.heads.distributions",
     "rl_lab.components.encoders": "rl_lab.components.networks.encoders",
     "rl_lab.components.ensembles": "rl_lab.components.networks.ensemble",
-    "rl_lab.components.image_stages": "rl_lab.components.world_model.image_stages",
     "rl_lab.components.latents": "rl_lab.components.world_model.latents",
     "rl_lab.components.layers": "rl_lab.components.world_model.layers",
     "rl_lab.components.memory": "rl_lab.components.networks.memory",

@@ -177,7 +177,7 @@ class Dreamer(LatentStateWorkflow):
         losses: list[LossOutput] = []
         # Each part under an autocast of its own: one that began without gradients would keep weights cast without.
         with self.context.runtime.autocast(), torch.set_grad_enabled(model):
-            state, posterior = self.follow(rows, before)
+            state, posterior = self.observe_rows(rows, before)
             if model:
                 losses.append(self.model_loss(rows, state, posterior))
         if controller:
@@ -193,7 +193,7 @@ class Dreamer(LatentStateWorkflow):
         return outputs | self.dynamics.renew(batch, state)
 
     def model_loss(self, rows: Batch, state: Batch, posterior: Tensor) -> LossOutput:
-        """Equations 3 to 5 of V3: predict what was seen, and keep belief and expectation close to each other."""
+        """Equations 3 to 5 of V3: predict what was seen, and keep posterior and prior close to each other."""
         return world_model_loss(
             rows,
             state,
@@ -220,22 +220,22 @@ class Dreamer(LatentStateWorkflow):
             rows, state = ({key: part[:, -self.dream_last :] for key, part in each.items()} for each in (rows, state))
         through_model = self.policy_gradient != "reinforce"
         dream = self.dream({key: value.detach().flatten(0, 1) for key, value in state.items()}, through_model)
-        features, goes_on = dream["features"].detach(), dream["continue"]
+        features, continues = dream["features"].detach(), dream["continue"]
         with self.context.runtime.autocast():
             value = self.critic(features)  # of [N, H+1]
             slow = self.slow_critic(features).mean()
             policy = self.actor(features[:, :-1])
             with torch.no_grad():
                 expected = slow if self.slow_target else value.mean()
-            guess = dream.get("value", expected)
-            never = torch.zeros_like(goes_on, dtype=torch.bool)
-            told = (dream["reward"], guess, never, 1.0 - goes_on)
-            returns = lambda_return(*told, discount=1.0, lambda_=self.lambda_)  # [N, H]
+            bootstrap = dream.get("value", expected)
+            never = torch.zeros_like(continues, dtype=torch.bool)
+            steps = (dream["reward"], bootstrap, never, 1.0 - continues)
+            returns = lambda_return(*steps, discount=1.0, lambda_=self.lambda_)  # [N, H]
             self.return_scale.update(returns)
             scale = self.return_scale.scale()
-            advantage = (returns - guess[:, :-1]) / scale
+            advantage = (returns - bootstrap[:, :-1]) / scale
             objective = self.policy_objective(policy, dream["action"], advantage, returns / scale)
-            weight = goes_on.detach().cumprod(dim=1)[:, :-1]
+            weight = continues.detach().cumprod(dim=1)[:, :-1]
             entropy = policy.entropy()
             terms = {
                 "policy": -(weight * objective).mean(),
@@ -245,7 +245,7 @@ class Dreamer(LatentStateWorkflow):
             }
         metrics = {
             "controller/entropy": entropy.detach().mean(),
-            "controller/value_mean": guess.detach().mean(),
+            "controller/value_mean": bootstrap.detach().mean(),
             "controller/advantage_std": advantage.detach().std(),
             "controller/imagined_reward": dream["reward"][:, 1:].detach().mean(),
             "controller/imagined_return": returns.detach().mean(),
@@ -267,8 +267,8 @@ class Dreamer(LatentStateWorkflow):
 
     def dream(self, start: Batch, through_model: bool) -> Batch:
         """The policy in the model, H steps from states `[N, ...]`. Gradients, if wanted, reach the actor alone."""
-        judges = (self.dynamics, self.reward_head, self.continue_head, self.critic) if through_model else ()
-        with self.context.runtime.autocast(), torch.set_grad_enabled(through_model), frozen(*judges):  # type: ignore[arg-type]
+        readers = (self.dynamics, self.reward_head, self.continue_head, self.critic) if through_model else ()
+        with self.context.runtime.autocast(), torch.set_grad_enabled(through_model), frozen(*readers):  # type: ignore[arg-type]
             states, action = self.unroll(start, self.horizon)
             features = self.dynamics.features(states)
             dream = {"features": features, "action": action, "reward": self.reward_head(features).mean()}
@@ -278,7 +278,8 @@ class Dreamer(LatentStateWorkflow):
         return dream
 
     def unroll(self, start: Batch, horizon: int) -> tuple[Batch, Tensor]:
-        noise = self.actor.noise(horizon, len(start["deter"]), device=start["deter"].device)
+        some_part = next(iter(start.values()))
+        noise = self.actor.noise(horizon, len(some_part), device=some_part.device)
         return self.dynamics.imagine(start, Decisions(self.actor, noise), horizon)
 
     def value_loss(self, value: Any, returns: Tensor, slow: Tensor, weight: Tensor) -> Tensor:
@@ -291,8 +292,8 @@ class Dreamer(LatentStateWorkflow):
         reaches the model, whose features learn to tell values apart."""
         features = self.dynamics.features(state)
         slow = self.slow_critic(features.detach()).mean()[:, :-1]
-        told = (rows["reward"], dreamt.view_as(rows["reward"]), rows["is_last"], rows["is_terminal"])
-        returns = lambda_return(*told, discount=self.discount, lambda_=self.lambda_)
+        steps = (rows["reward"], dreamt.view_as(rows["reward"]), rows["is_last"], rows["is_terminal"])
+        returns = lambda_return(*steps, discount=self.discount, lambda_=self.lambda_)
         weight = (~rows["is_last"][:, :-1]).to(torch.float32)
         return self.value_loss(self.critic(features).until_last(), returns, slow, weight)
 
@@ -303,7 +304,7 @@ class Dreamer(LatentStateWorkflow):
         """What the model expects from states `[N, ...]` on, the policy acting: per step 0..H the model's state,
         `reward`, `continue`, `value` and every observation key; `action` for steps 0..H-1."""
         with self.context.runtime.autocast():
-            states, action = self.unroll({key: start[key] for key in ("deter", "stoch")}, horizon)
+            states, action = self.unroll(self.model_state(start), horizon)
             features = self.dynamics.features(states)
             heads = {"reward": self.reward_head, "continue": self.continue_head, "value": self.critic}
             numbers = {name: head(features).mean() for name, head in heads.items()}

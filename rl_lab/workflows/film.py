@@ -1,12 +1,11 @@
-"""What a world model sees and what it expects, beside what was there.
+"""Open-loop videos of a world model: what it reconstructs and what it predicts, beside what was there.
 
     row               0 ... c-1            c ... T-1
     real              what the environment showed
-    reconstruction    the model looks at every row
-    open loop         it looks             it only hears the actions that were taken
+    reconstruction    the model observes every row
+    open loop         it observes          it only gets the actions that were taken
 
-Nothing here is drawn by chance: beliefs and expectations are the likeliest ones, so a film leaves the random
-generators of a run alone.
+Posterior and prior give their likeliest states, so a film leaves the random generators of a run alone.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def while_anybody_plays(rows: Batch, *, at_least: int) -> Batch:
 
 @torch.no_grad()
 def make_film(workflow: Dreaming, rows: Batch, *, context: int) -> Film:
-    """Rows `[B, T]` that begin with an episode; after `context` of them the open loop hears only the actions."""
+    """Rows `[B, T]` that begin with an episode; after `context` of them the open loop gets only the actions."""
     length = rows["reward"].shape[1]
     if not 1 <= context < length:
         raise ConfigError(f"context is {context}, but there are {length} rows: write a number from 1 to {length - 1}.")

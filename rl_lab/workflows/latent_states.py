@@ -1,4 +1,4 @@
-"""What workflows share that follow the world with a recurrent state-space model: the state and the rows that keep it.
+"""What workflows share that act from the state of a recurrent state-space model: the state and the rows that keep it.
 
 This is no algorithm: how to act from a state, and what to minimise, each workflow says itself.
 """
@@ -25,11 +25,14 @@ class Network(Protocol):
 
 
 class Dynamics(Protocol):
+    """A state is a dictionary of tensors `[N, ...]` with `state_keys`; nobody but the model knows what they mean."""
+
     latent: Any
+    state_keys: tuple[str, ...]
     initial_state: Callable[[int, torch.device], Batch]
     observe: Callable[..., tuple[Batch, Tensor]]
     observe_sequence: Callable[[Tensor, Tensor, Tensor, Batch], tuple[Batch, Tensor]]
-    prior: Callable[[Tensor], Tensor]
+    prior: Callable[[Batch], Tensor]
     imagine: Callable[[Batch, Callable[[Tensor, int], Tensor], int], tuple[Batch, Tensor]]
     features: Callable[[Batch], Tensor]
     context_keys: tuple[str, ...]
@@ -61,12 +64,16 @@ class LatentStateWorkflow(WorldModelWorkflow):
         kept = self.dynamics.pack(self.dynamics.initial_state(1, context.runtime.device))
         self.extra_bytes_per_row = sum(value.nbytes for value in kept.values())
 
-    # --- the state between two answers: the model's, and the action that followed it ---
+    # --- the state between two actions: the model's, and the action that followed it ---
 
     def blank_state(self, time_step: TimeStep) -> Batch:
         spec, count, device = self.context.spec.action, time_step.num_envs, time_step.reward.device
         action = torch.zeros(count, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
         return {**self.dynamics.initial_state(count, device), "action": action}
+
+    def model_state(self, state: Batch) -> Batch:
+        """Of a policy's state, the model's part."""
+        return {key: state[key] for key in self.dynamics.state_keys}
 
     def observe(self, observation: Batch, is_first: Tensor, before: Batch, *, mode: Mode) -> Batch:
         """The model's state after a row; is_first forgets what was before. In evaluations the likeliest one."""
@@ -99,7 +106,7 @@ class LatentStateWorkflow(WorldModelWorkflow):
 
     # --- learning from rows with contexts ---
 
-    def follow(self, rows: Batch, before: Batch) -> tuple[Batch, Tensor]:
+    def observe_rows(self, rows: Batch, before: Batch) -> tuple[Batch, Tensor]:
         """The states and posteriors of rows `[B, T]` that `dynamics.begin` made, from the state before them; the rows
         get their `embedding`, which some losses compare states with."""
         rows["embedding"] = self.encoder(rows)

@@ -74,7 +74,8 @@ class PlaNet(LatentStateWorkflow):
 
     def plan(self, batch: Batch, numbers: Batch) -> Batch:
         """From states `[N, ...]`, the first action `[N, A]` of the plan that promises the most."""
-        count, device = len(batch["deter"]), batch["deter"].device
+        some_part = next(iter(batch.values()))
+        count, device = len(some_part), some_part.device
         (size,) = self.context.spec.action.shape
 
         def promised_reward(plans: Tensor) -> Tensor:
@@ -98,7 +99,7 @@ class PlaNet(LatentStateWorkflow):
         """Rows `[B, T]` to new parameters; with a context, row 0 only tells where the model stood."""
         rows, before = self.dynamics.begin(batch)
         with self.context.runtime.autocast():
-            state, posterior = self.follow(rows, before)
+            state, posterior = self.observe_rows(rows, before)
             loss = world_model_loss(
                 rows,
                 state,
@@ -118,13 +119,13 @@ class PlaNet(LatentStateWorkflow):
     def imagine(self, start: Batch, *, horizon: int) -> Batch:
         """What the model expects from states `[N, ...]` on, planning anew at every step: per step 0..H the model's
         state, `reward` and every observation key; `action` for steps 0..H-1."""
-        keys, sizes = ("deter", "stoch"), (start["deter"].shape[-1], start["stoch"].shape[-1])
-
-        def act(features: Tensor, step: int) -> Tensor:
-            return self.plan(dict(zip(keys, features.split(sizes, dim=-1), strict=True)), {})["action"]
-
+        states, actions = [self.model_state(start)], []
         with self.context.runtime.autocast():
-            states, action = self.dynamics.imagine({key: start[key] for key in keys}, act, horizon)
-            features = self.dynamics.features(states)
-            reward = self.reward_head(features).mean()
-            return {**self.decoder.reconstruct(features), **states, "reward": reward, "action": action}
+            for _ in range(horizon):
+                actions.append(self.plan(states[-1], {})["action"])
+                after, _ = self.dynamics.imagine(states[-1], lambda features, step: actions[-1], 1)
+                states.append({key: value[:, 1] for key, value in after.items()})
+            together = {key: torch.stack([state[key] for state in states], dim=1) for key in states[0]}
+            features = self.dynamics.features(together)
+            reward, action = self.reward_head(features).mean(), torch.stack(actions, dim=1)
+            return {**self.decoder.reconstruct(features), **together, "reward": reward, "action": action}

@@ -74,11 +74,10 @@ def test_weights_start_truncated_at_two_deviations_with_the_deviation_of_the_inp
     assert float(dense(4, 3, scale=0.0).weight.abs().max().detach()) == 0.0
 
 
-def test_a_layer_may_be_computed_by_shares_of_its_input() -> None:
+def test_a_layer_is_linear_then_norm_then_activation() -> None:
     layer = Layer(5, 4)
-    first, second = torch.randn(2, 3), torch.randn(2, 2)
-    total = layer.before(first, 0, with_bias=False) + layer.before(second, 3, with_bias=True)
-    assert torch.allclose(layer.after(total), layer(torch.cat((first, second), dim=-1)), atol=1e-6)
+    features = torch.randn(2, 5)
+    assert torch.equal(layer(features), torch.nn.functional.silu(layer.norm(layer.linear(features))))
 
 
 def test_frozen_modules_pass_gradients_on_and_take_none() -> None:

@@ -1,4 +1,4 @@
-"""Whole sequences and dreams as one kernel equal the loops over their steps.
+"""Whole sequences and dreams as one kernel equal their formulas, row by row.
 
 On a GPU, or on a CPU through Triton's interpreter, where every program that meets others is a process of its own.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +24,11 @@ if not (torch.cuda.is_available() or IS_INTERPRETED):
 
 from rl_lab.components.world_model.heads import LatentActor  # noqa: E402
 from rl_lab.components.world_model.latents import CategoricalLatent  # noqa: E402
-from rl_lab.components.world_model.layers import NORM_EPSILON  # noqa: E402
-from rl_lab.components.world_model.rssm import RSSM, Decisions, State, whole_dream_for  # noqa: E402
-from rl_lab.kernels import recurrence as unroll  # noqa: E402
+from rl_lab.components.world_model.rssm import RSSM, Decisions, State  # noqa: E402
+from rl_lab.kernels import door  # noqa: E402
+from rl_lab.kernels import gpu as gpu_paths  # noqa: E402
 from rl_lab.kernels.triton import dream as dream_kernel  # noqa: E402
+from rl_lab.kernels.triton import recurrence as unroll  # noqa: E402
 from rl_lab.kernels.triton import sequence as sequence_kernels  # noqa: E402
 from rl_lab.kernels.triton import wide_sequence as wide_sequence_kernels  # noqa: E402
 from rl_lab.types import ActionSpec  # noqa: E402
@@ -86,6 +87,7 @@ def whole(kernels: Any) -> Iterator[None]:
         if IS_INTERPRETED:
             patch.setattr(kernels, "_forward", Processes(kernels._forward))
             patch.setattr(kernels, "_backward", Processes(kernels._backward))
+        patch.setattr(gpu_paths, "on_gpu", lambda tensor: True)
         patch.setattr(unroll, "whole_sequence_for", lambda shape, device: kernels)
         yield
 
@@ -120,7 +122,7 @@ def learn(sizes: dict[str, Any]) -> dict[str, Tensor]:
     is_first = torch.rand(rows, LENGTH, device=DEVICE) < 0.3
     states, posterior = rssm.observe_sequence(embedding, action, is_first, make_start(**sizes))
     outputs = {**states, "posterior": posterior}
-    loss = torch.stack([(value * torch.randn_like(value)).sum() for value in outputs.values()]).sum()
+    loss = torch.stack([(value * torch.randn(value.shape, device=DEVICE)).sum() for value in outputs.values()]).sum()
     loss.backward()
     learned = {name: each.grad for name, each in rssm.named_parameters() if each.grad is not None}
     assert {"cell.from_action.linear.weight", "cell.mix.weight", "posterior_output.bias"} <= learned.keys()
@@ -128,8 +130,9 @@ def learn(sizes: dict[str, Any]) -> dict[str, Tensor]:
 
 
 @KERNELS
-def test_a_sequence_and_its_gradients_equal_those_of_the_loop(kernels: Any, sizes: dict[str, Any]) -> None:
-    expected = learn(sizes)
+def test_a_sequence_and_its_gradients_equal_those_of_the_formula(kernels: Any, sizes: dict[str, Any]) -> None:
+    with door.plain_formulas():
+        expected = learn(sizes)
     with whole(kernels):
         found = learn(sizes)
     assert found.keys() == expected.keys()
@@ -137,47 +140,63 @@ def test_a_sequence_and_its_gradients_equal_those_of_the_loop(kernels: Any, size
         torch.testing.assert_close(found[name], value, rtol=3e-5, atol=3e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.gpu  # the interpreter finds no largest of NaNs
+@KERNELS
+def test_what_was_nan_does_not_outlive_the_end_of_an_episode(kernels: Any, sizes: dict[str, Any]) -> None:
+    """Of a row that was NaN, the next one starts anew; those beside it never notice."""
+    rssm, rows = make_rssm(**sizes), sizes["rows"]
+    embedding = torch.randn(rows, 2, EMBEDDING, device=DEVICE)
+    embedding[0, 0] = torch.nan
+    is_first = torch.tensor([[False, True]], device=DEVICE).expand(rows, 2)
+    with whole(kernels), torch.no_grad():
+        states, _ = rssm.observe_sequence(embedding, embedding[..., :3].nan_to_num(), is_first, make_start(**sizes))
+    assert all(value[:, 1].isfinite().all() for value in states.values())
+
+
 def test_a_model_may_refuse_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(unroll, "whole_sequence_for", lambda shape, device: asked.append(shape.one_kernel))
+    monkeypatch.setattr(gpu_paths, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(unroll, "whole_sequence_for", lambda shape, device: asked.append(True))
     for one_kernel in (True, False):
         rssm = make_rssm()
         rssm.one_kernel = one_kernel
         row = torch.zeros(ROWS, 1, EMBEDDING, device=DEVICE)
         rssm.observe_sequence(row, row[..., :3], row[..., 0] > 0, make_start(ROWS))
-    assert asked == [True, False]
+    assert asked == [True]
 
 
 @KERNELS
 def test_without_noise_the_likeliest_is_chosen(
     kernels: Any, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CategoricalLatent, "noise", lambda self, *leading, device: None)
-    expected = learn(sizes)["stoch"]
+    drawn = CategoricalLatent.noise
+    monkeypatch.setattr(
+        CategoricalLatent, "noise", lambda self, *sizes, device: torch.ones_like(drawn(self, *sizes, device=device))
+    )
+    with door.plain_formulas():
+        expected = learn(sizes)["stoch"]
+    monkeypatch.setattr(CategoricalLatent, "noise", lambda self, *sizes, device: None)
     with whole(kernels):
-        assert torch.equal(learn(sizes)["stoch"], expected)
+        assert torch.equal(learn(sizes)["stoch"], expected.round())
 
 
 @pytest.mark.parametrize("kind", ["continuous", "discrete"])
-def test_a_dream_equals_the_loop_over_its_steps(kind: str) -> None:
+def test_a_dream_equals_the_formula(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     action = ActionSpec(kind=kind, sizes=(3,))  # type: ignore[arg-type]
     rssm = make_rssm(action)
     actor = shaken(LatentActor(input_size=48, action=action, layers=3, units=16, output_scale=1.0))
-    start, latent_noise = make_start(ROWS), rssm.latent.noise(HORIZON, ROWS, device=DEVICE)
-    decisions = Decisions(actor, actor.noise(HORIZON, ROWS, device=DEVICE))
-    with torch.no_grad():
-        expected, expected_action = rssm._dream(start, lambda seen, step: decisions(seen, step), HORIZON, latent_noise)
-        weights = replace(rssm._weights(), output=rssm.prior_output.weight, output_bias=rssm.prior_output.bias)
-        layers = (rssm.cell.from_action, list(rssm.prior_stack.layers), actor)
-        shape = make_shape(weights, start)
-        states, found_action = dream_kernel.dream(weights, shape, *layers, start, decisions.noise, latent_noise)
-    torch.testing.assert_close(found_action.transpose(0, 1), expected_action)
-    torch.testing.assert_close(states.transpose(0, 1), rssm.features(expected), rtol=3e-5, atol=3e-5)
-
-
-def make_shape(weights: unroll.Weights, start: State, low: torch.dtype = torch.float32) -> unroll.Shape:
-    constants: dict[str, Any] = {"length": 1, "groups": 4, "unimix": 0.01, "epsilon": NORM_EPSILON, "low": low}
-    return unroll.Shape.of(weights, start["deter"], start["stoch"], **constants)
+    start, decisions = make_start(ROWS), Decisions(actor, actor.noise(HORIZON, ROWS, device=DEVICE))
+    monkeypatch.setattr(gpu_paths, "on_gpu", lambda tensor: True)
+    found = []
+    for is_whole in (None, False, True):
+        torch.manual_seed(3)
+        monkeypatch.setattr(dream_kernel, "fits_whole", lambda shape, rssm, policy, is_whole=is_whole: is_whole)
+        with torch.no_grad(), door.plain_formulas() if is_whole is None else nullcontext():
+            states, chosen = rssm.imagine(start, decisions, HORIZON)
+            found.append((chosen, rssm.features(states)))
+    for action_found, states_found in found[1:]:
+        torch.testing.assert_close(action_found, found[0][0])
+        torch.testing.assert_close(states_found, found[0][1], rtol=3e-5, atol=3e-5)
 
 
 H200 = {"multiprocessor_count": 132, "max_shared_mem": 232_448}
@@ -211,12 +230,10 @@ def test_only_small_models_in_half_precision_take_the_kernels(
 ) -> None:
     gpu(H200)
     of_1m: dict[str, Any] = {"batch": 16, "deter": 512, "hidden": 64, "low": torch.bfloat16}
-    rest = {"length": 64, "stoch": 128, "blocks": 8, "groups": 32, "unimix": 0.01, "epsilon": 1e-4}
-    shape = unroll.Shape(**rest, high=torch.float32, **(of_1m | change))
+    rest = {"length": 64, "stoch": 128, "blocks": 8, "groups": 32, "unimix": 0.01}
+    shape = unroll.Shape(**rest, **(of_1m | change))
     assert sequence_kernels.fits(shape, torch.device("cuda:0")) is fits
     assert unroll.whole_sequence_for(shape, torch.device("cuda:0")) is (sequence_kernels if fits else None)
-    assert unroll.whole_sequence_for(shape, torch.device("cpu")) is None
-    assert unroll.whole_sequence_for(replace(shape, one_kernel=False), torch.device("cuda:0")) is None
     for smaller in (RTX_4090, SLICE):  # too little memory per program, too few programs at a time
         gpu(smaller)
         assert not sequence_kernels.fits(shape, torch.device("cuda:0"))
@@ -238,8 +255,8 @@ def test_only_models_of_size_12m_take_the_wide_kernels(
 ) -> None:
     gpu(H200)
     of_12m: dict[str, Any] = {"batch": 16, "deter": 2048, "hidden": 256, "stoch": 512, "low": torch.bfloat16}
-    rest = {"length": 64, "blocks": 8, "groups": 32, "unimix": 0.01, "epsilon": 1e-4}
-    shape = unroll.Shape(**rest, high=torch.float32, **(of_12m | change))
+    rest: dict[str, Any] = {"length": 64, "blocks": 8, "groups": 32, "unimix": 0.01}
+    shape = unroll.Shape(**rest, **(of_12m | change))
     assert wide_sequence_kernels.fits(shape, torch.device("cuda:0")) is fits
     for smaller in (RTX_4090, SLICE):
         gpu(smaller)
@@ -248,26 +265,24 @@ def test_only_models_of_size_12m_take_the_wide_kernels(
 
 def test_only_the_networks_the_dream_knows_take_its_kernel() -> None:
     rssm = make_rssm()
-    shape = make_shape(rssm._weights(), make_start(ROWS), low=torch.bfloat16)
-    prior = list(rssm.prior_stack.layers)
+    shape = unroll.Shape.of(rssm, make_start(ROWS), length=1, low=torch.bfloat16)
     several = ActionSpec(kind="multi_discrete", sizes=(2, 3))
 
-    def make_actor(action: ActionSpec = CONTINUOUS, layers: int = 3, units: int = 16, **style: str) -> LatentActor:
-        return LatentActor(input_size=48, action=action, layers=layers, units=units, **style)  # type: ignore[arg-type]
+    def policy(action: ActionSpec = CONTINUOUS, layers: int = 3, units: int = 16, **style: Any) -> Decisions:
+        actor = LatentActor(input_size=48, action=action, layers=layers, units=units, **style)
+        return Decisions(actor, torch.zeros(1))
 
-    assert dream_kernel.fits(shape, prior, make_actor())
-    decisions, cuda = Decisions(make_actor(), torch.zeros(1)), torch.device("cuda")
-    assert whole_dream_for(shape, prior, decisions, cuda) is dream_kernel
-    assert whole_dream_for(shape, prior, decisions, torch.device("cpu")) is None
-    assert whole_dream_for(replace(shape, one_kernel=False), prior, decisions, cuda) is None
-    assert whole_dream_for(shape, prior, lambda seen, step: seen, cuda) is None  # a policy it cannot look into
-    assert not dream_kernel.fits(replace(shape, low=torch.float32), prior, make_actor())
-    assert not dream_kernel.fits(replace(shape, batch=20), prior, make_actor())
-    assert not dream_kernel.fits(shape, prior[:1], make_actor())
-    for other in (make_actor(several), make_actor(layers=1), make_actor(units=128), make_actor(activation="elu")):
-        assert not dream_kernel.fits(shape, prior, other)
-    assert not dream_kernel.fits(shape, prior, make_actor(distribution="truncated"))
-    assert not dream_kernel.fits(shape, prior, lambda seen, step: seen)
+    fits = dream_kernel.fits_whole
+    assert fits(shape, rssm, policy())
+    assert not fits(shape, rssm, lambda features, step: features)  # a policy it cannot look into
+    assert not fits(shape, rssm, Decisions(SimpleNamespace(decide=None), torch.zeros(1)))  # type: ignore[arg-type]
+    assert not fits(replace(shape, low=torch.float32), rssm, policy())
+    assert not fits(replace(shape, batch=20), rssm, policy())
+    for other in ({"action": several}, {"layers": 1}, {"units": 128}, {"activation": "elu"}):
+        assert not fits(shape, rssm, policy(**other))  # type: ignore[arg-type]
+    assert not fits(shape, rssm, policy(distribution="truncated"))
+    rssm.prior_stack.layers = rssm.prior_stack.layers[:1]
+    assert not fits(shape, rssm, policy())
 
 
 @pytest.mark.gpu
@@ -281,15 +296,15 @@ def test_on_a_gpu_half_precision_stays_close_to_the_loop_and_repeats_itself(
     embedding, action = torch.randn(16, 64, 24, device=DEVICE), torch.randn(16, 64, 3, device=DEVICE)
     is_first = torch.rand(16, 64, device=DEVICE) < 0.05
 
-    def follow() -> State:
+    def observe() -> State:
         torch.manual_seed(1)
         with torch.autocast("cuda", dtype=torch.bfloat16), torch.no_grad():
             return rssm.observe_sequence(embedding, action, is_first, rssm.initial_state(16, DEVICE))[0]
 
-    first, again = follow(), follow()
+    first, again = observe(), observe()
     assert all(torch.equal(first[key], again[key]) for key in first)
     monkeypatch.setattr(unroll, "whole_sequence_for", lambda shape, device: None)
-    looped = follow()
+    looped = observe()
     # Rounding differs; now and then it tips one of the 32 choices, and from there the two go different ways.
     chose_alike = (first["stoch"] == looped["stoch"]).all(dim=-1)
     has_parted = (~chose_alike).cumsum(dim=1) - (~chose_alike).long() > 0  # before this row

@@ -281,18 +281,18 @@ def test_the_gradient_of_an_advantage_is_that_of_the_return_less_that_of_the_val
 
 
 def test_both_gradients_are_mixed_by_their_share() -> None:
-    def slopes(kind: str) -> list[Tensor]:
+    def gradients(kind: str) -> list[Tensor]:
         mixture = (f"algorithm.policy_gradient={kind}", "algorithm.dynamics_share=0.25", *SEPARATE)
         workflow, agent = make(action=CONTINUOUS, overrides=mixture)
         rows, start = workflow.dynamics.begin(make_batch(action=CONTINUOUS))
         torch.manual_seed(5)
         with torch.no_grad():
             agent.components["reward_head"].output.weight.normal_()
-            state, _ = workflow.follow(rows, start)
+            state, _ = workflow.observe_rows(rows, start)
         loss = workflow.controller_loss(rows, state).terms["policy"]
         return list(torch.autograd.grad(loss, list(agent.controllers["actor"].parameters())))
 
-    chance, model, both = (slopes(kind) for kind in ("reinforce", "dynamics", "both"))
+    chance, model, both = (gradients(kind) for kind in ("reinforce", "dynamics", "both"))
     for likelier, through, mixed in zip(chance, model, both, strict=True):
         torch.testing.assert_close(mixed, 0.75 * likelier + 0.25 * through, rtol=1e-3, atol=1e-6)
     assert all(max(float(slope.abs().max()) for slope in kind) > 1e-4 for kind in (chance, model))

@@ -1,8 +1,8 @@
-"""From a world model's features back to what was observed: the signal that teaches it to see.
+"""From a world model's features back to what was observed.
 
-danijar/dreamerv3, rssm.py `Decoder`. Losses are sums over an observation's elements, not means: what has more to
-tell weighs more. Float vectors are compared after symlog, discrete values by cross-entropy, images (scaled to 0..1)
-by squared error. `images: strided` are the older convolutions of PlaNet, V1 and V2 (strided_images.py).
+danijar/dreamerv3, rssm.py `Decoder`. Losses are sums over the elements of an observation, not means. Float vectors are
+compared after symlog, discrete values by cross-entropy, images (scaled to 0..1) by squared error. `images: strided` are
+the older convolutions of PlaNet, V1 and V2 (strided_images.py).
 """
 
 from __future__ import annotations
@@ -19,18 +19,10 @@ from torch import Tensor, nn
 from rl_lab.components.networks.encoders import module_name, selected_observation
 from rl_lab.components.networks.mlp import ACTIVATIONS, choose
 from rl_lab.components.world_model.encoder import convolution, joint_image_shape, stage_depths
-from rl_lab.components.world_model.image_stages import (
-    distance_to_image,
-    doubling_convolution,
-    draw_image,
-    filled_phases,
-    image_error,
-    spread_norm_silu,
-)
-from rl_lab.components.world_model.layers import NORM_EPSILON, BlockLinear, Layer, Stack, dense, make_norm
+from rl_lab.components.world_model.layers import BlockLinear, Layer, Stack, dense, make_norm
 from rl_lab.components.world_model.strided_images import TransposedCNN
 from rl_lab.components.world_model.two_hot import symexp, symlog
-from rl_lab.kernels.norm_silu import norm_silu
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ArraySpec, Batch, ConfigError
 
 
@@ -174,14 +166,15 @@ class DoublingCNN(nn.Module):
         self.norms = nn.ModuleList(make_norm(norm, size) for size in going_up[1:])
         self.output = convolution(depths[0], image_shape[2], kernel=kernel)
         self.activation = choose(ACTIVATIONS, activation, place="decoder activation")
-        self.is_standard = norm == "rms" and activation == "silu"
 
     def forward(self, features: Tensor) -> Tensor:
         """`[N, F]` to `[N, height, width, C]`, before the sigmoid."""
-        drawn = self._draw_small(features)
-        if self.is_standard:
-            assert self.output.bias is not None
-            return draw_image(self._enlarge_by_stages(drawn), self.output.bias)
+        deter, stoch = features.split((self.deter, features.shape[-1] - self.deter), dim=-1)
+        height, width = self.side
+        # Each block of the memory draws its own channels of the first small image.
+        drawn = self.from_deter(deter).view(len(features), self.blocks, height, width, -1)
+        drawn = drawn.permute(0, 2, 3, 1, 4).flatten(3)
+        drawn = drawn + self.stoch_output(self.from_stoch(stoch)).view(drawn.shape)
         image = self.activation(self.first_norm(drawn)).permute(0, 3, 1, 2)
         for layer, norm in zip(self.convolutions, self.norms, strict=True):
             image = layer(F.interpolate(image, scale_factor=2, mode="nearest"))
@@ -192,29 +185,11 @@ class DoublingCNN(nn.Module):
         """The same after it: on the scale 0..1."""
         return self(features).float().sigmoid()
 
+    @fast_path("rl_lab.kernels.gpu:IMAGE_ERROR")
     def error(self, features: Tensor, target: Tensor) -> Tensor:
-        """Squared distances `[N]` of the images drawn to uint8 images `[N, height, width, C]`, on the scale 0..1."""
-        if self.is_standard:
-            assert self.output.bias is not None
-            return image_error(self._enlarge_by_stages(self._draw_small(features)), self.output.bias, target)
-        return distance_to_image(self(features), target)
-
-    def _draw_small(self, features: Tensor) -> Tensor:
-        """`[N, h, w, C]`, what the first norm sees."""
-        deter, stoch = features.split((self.deter, features.shape[-1] - self.deter), dim=-1)
-        height, width = self.side
-        # Each block of the memory draws its own share of the channels.
-        drawn = self.from_deter(deter).view(len(features), self.blocks, height, width, -1)
-        drawn = drawn.permute(0, 2, 3, 1, 4).flatten(3)
-        return drawn + self.stoch_output(self.from_stoch(stoch)).view(drawn.shape)
-
-    def _enlarge_by_stages(self, drawn: Tensor) -> Tensor:
-        """For RMS norm and SiLU: the small images are convolved, not the doubled ones; up to the last phases."""
-        image = norm_silu(drawn, None, self.first_norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
-        for layer, norm in zip(self.convolutions, self.norms, strict=True):
-            phases = doubling_convolution(image, layer.weight)  # type: ignore[arg-type]
-            image = spread_norm_silu(phases, layer.bias, norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
-        return filled_phases(image, self.output.weight)
+        """Squared errors `[N]` of the images drawn, against uint8 images `[N, height, width, C]`, on the scale 0..1."""
+        error = self(features).float().sigmoid() - target.to(torch.float32) * (1.0 / 255.0)
+        return error.square().sum(dim=(-3, -2, -1))
 
 
 def _vector_size(spec: ArraySpec) -> int:

@@ -1,4 +1,4 @@
-"""The eyes of a world model: vectors through a normed stack, images through convolutions.
+"""The encoder of a world model: vectors through a normed stack, images through convolutions.
 
 danijar/dreamerv3, rssm.py `Encoder`: 5x5 convolutions, each followed by a 2x2 maximum, an RMS norm over the channels
 and SiLU; channels grow by `multipliers`. Unlike `ObservationEncoder` nothing is mixed at the end: the posterior's
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from rl_lab.components.networks.encoders import make_reader, module_name, selected_observation
 from rl_lab.components.networks.mlp import ACTIVATIONS, choose
-from rl_lab.components.world_model.image_stages import convolution_of_images, pool_norm_silu
-from rl_lab.components.world_model.layers import NORM_EPSILON, Stack, make_norm, truncated_normal_
+from rl_lab.components.world_model.layers import Stack, make_norm, truncated_normal_
 from rl_lab.components.world_model.strided_images import StridedCNN
 from rl_lab.components.world_model.two_hot import symlog
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ArraySpec, Batch, ConfigError
 
 MOST_CHANNELS = 4  # an image with no more rows and more channels than this has them the wrong way round
@@ -72,8 +72,8 @@ class WorldModelEncoder(nn.Module):
         parts = []
         if self.vector_keys:
             vectors = [
-                symlog(flat) if squashes else flat
-                for flat, squashes in zip(self._read_vectors(observation), self.squashes, strict=True)
+                symlog(reader(observation[key])) if squashes else reader(observation[key])
+                for key, reader, squashes in zip(self.vector_keys, self.readers.values(), self.squashes, strict=True)
             ]
             parts.append(self.stack(vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)))
         if self.image_keys:
@@ -82,10 +82,6 @@ class WorldModelEncoder(nn.Module):
             leading = image.shape[:-3]
             parts.append(self.image_network(image.reshape(-1, *image.shape[-3:])).reshape(*leading, -1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-    def _read_vectors(self, observation: Batch) -> list[Tensor]:
-        readers = zip(self.vector_keys, self.readers.values(), strict=True)
-        return [reader(observation[key]) for key, reader in readers]
 
 
 class HalvingCNN(nn.Module):
@@ -109,28 +105,16 @@ class HalvingCNN(nn.Module):
         )
         self.norms = nn.ModuleList(make_norm(norm, size) for size in depths)
         self.activation = choose(ACTIVATIONS, activation, place="encoder activation")
-        self.is_standard = norm == "rms" and activation == "silu"
         self.output_size = (height >> len(depths)) * (width >> len(depths)) * depths[-1]
 
+    @fast_path("rl_lab.kernels.gpu:ENCODE_IMAGES")
     def forward(self, image: Tensor) -> Tensor:
         """uint8 images `[N, height, width, C]` to `[N, output_size]`."""
-        if self.is_standard:
-            return self._forward_by_stages(image)
         pixels = (image.to(torch.float32) * (1.0 / 255.0) - 0.5).permute(0, 3, 1, 2)
         for layer, norm in zip(self.convolutions, self.norms, strict=True):
             pixels = F.max_pool2d(layer(pixels), kernel_size=2)
             pixels = self.activation(norm(pixels.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
         return pixels.permute(0, 2, 3, 1).flatten(1)
-
-    def _forward_by_stages(self, image: Tensor) -> Tensor:
-        """The same for RMS norm and SiLU, with all that follows a convolution in one node."""
-        for index, (layer, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
-            if index == 0:
-                image = convolution_of_images(image, layer.weight)  # type: ignore[arg-type]
-            else:
-                image = F.conv2d(image.permute(0, 3, 1, 2), layer.weight, padding=layer.padding).permute(0, 2, 3, 1)  # type: ignore[call-overload]
-            image = pool_norm_silu(image, layer.bias, norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
-        return image.flatten(1)
 
 
 def convolution(channels_in: int, channels_out: int, *, kernel: int) -> nn.Conv2d:

@@ -25,6 +25,7 @@ from rl_lab.components.networks.mlp import choose
 from rl_lab.components.world_model.latents import unimix
 from rl_lab.components.world_model.layers import Stack, dense
 from rl_lab.components.world_model.two_hot import SymlogTwoHot, TwoHot, symexp_bins, symlog_bins
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ActionSpec, ConfigError
 
 
@@ -149,7 +150,7 @@ class LatentActor(nn.Module):
             raise ConfigError(f"actor: unimix is {unimix}; write a number from 0 to below 1, such as 0.01.")
         self.action = action
         self.unimix, self.distribution = unimix, distribution
-        self.deviations = (minimum_deviation, maximum_deviation)
+        self.stds = (minimum_deviation, maximum_deviation)
         self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
         self.output = dense(self.stack.output_size, sum(action.sizes), scale=output_scale)
         if action.kind == "continuous":
@@ -172,7 +173,7 @@ class LatentActor(nn.Module):
 
     def _numbers(self, output: Tensor, deviation: Tensor) -> Distribution:
         """Two outputs `[..., A]` to a distribution over continuous actions."""
-        lowest, highest = self.deviations
+        lowest, highest = self.stds
         if self.distribution == "tanh":
             # Beyond 5 tanh has no slope left: the mean never goes there.
             start = math.log(math.expm1(highest))  # softplus of it is the deviation to begin with
@@ -190,16 +191,9 @@ class LatentActor(nn.Module):
         empty = torch.empty(*leading, sum(self.action.sizes), device=device)
         return empty.normal_() if self.action.kind == "continuous" else empty.exponential_().log_().neg_()
 
+    @fast_path("rl_lab.kernels.gpu:DECIDE")
     def decide(self, features: Tensor, noise: Tensor) -> Tensor:
         """Actions drawn with noise from outside; where they are numbers, gradients reach mean and deviation."""
-        is_bounded = self.action.kind == "continuous" and self.distribution == "bounded"
-        if is_bounded and features.is_cuda and not torch.is_grad_enabled():
-            from rl_lab.kernels.triton import heads as head_kernels
-
-            hidden = self.stack(features)
-            return head_kernels.bounded_draw(
-                self.output(hidden), self.deviation_output(hidden), noise, *self.deviations
-            )
         policy = self(features)
         if isinstance(policy, Categorical):
             return (policy.logits + noise).argmax(dim=-1)

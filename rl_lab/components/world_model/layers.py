@@ -1,6 +1,6 @@
-"""Layers of world models: truncated-normal starts, norms in float32, block-diagonal products, normed stacks.
+"""Layers of world models: truncated-normal initialization, norms in float32, block-diagonal products, normed stacks.
 
-The start of every weight is the one of danijar/dreamerv3 (embodied/jax/nets.py, `Initializer`, `trunc_normal_in`).
+Every weight is initialized as in danijar/dreamerv3 (embodied/jax/nets.py, `Initializer`, `trunc_normal_in`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.networks.mlp import ACTIVATIONS, choose
-from rl_lab.kernels.norm_silu import norm_silu
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ConfigError
 
-TRUNCATED_DEVIATION = 0.87962566  # of a unit normal cut at -2 and 2; dividing by it restores unit deviation
+TRUNCATED_STD = 0.87962566  # of a standard normal cut at -2 and 2; dividing by it restores unit std
 NORM_EPSILON = 1e-4  # danijar/dreamerv3, nets.py `Norm.eps`; large enough for bfloat16
 
 
 @torch.no_grad()
 def truncated_normal_(weight: Tensor, *, fan_in: float, scale: float = 1.0) -> Tensor:
-    """In place: a normal cut at two deviations, with deviation `scale / sqrt(fan_in)`."""
+    """In place: a normal cut at two stds, with std `scale / sqrt(fan_in)`."""
     nn.init.trunc_normal_(weight, mean=0.0, std=1.0, a=-2.0, b=2.0)
-    return weight.mul_(scale / (TRUNCATED_DEVIATION * fan_in**0.5))
+    return weight.mul_(scale / (TRUNCATED_STD * fan_in**0.5))
 
 
 def dense(input_size: int, output_size: int, *, scale: float = 1.0, bias: bool = True) -> nn.Linear:
@@ -51,7 +51,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Zero mean and unit deviation over the last axis, computed in float32."""
+    """Zero mean and unit std over the last axis, computed in float32."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -71,43 +71,17 @@ def make_norm(name: str, size: int) -> nn.Module:
 
 
 class Layer(nn.Module):
-    """Linear, norm, activation: the unit every part of a world model is built of.
-
-    `before` and `after` are its halves: where the input has parts that are known earlier, their share of the
-    linear layer can be computed for all time steps at once and the rest added later.
-    """
+    """Linear, norm, activation: the unit every part of a world model is built of."""
 
     def __init__(self, input_size: int, output_size: int, *, activation: str = "silu", norm: str = "rms") -> None:
         super().__init__()
         self.linear = dense(input_size, output_size)
         self.norm = make_norm(norm, output_size)
         self.activation = choose(ACTIVATIONS, activation, place="activation")
-        self.is_one_node = norm == "rms" and activation == "silu"
 
+    @fast_path("rl_lab.kernels.gpu:LAYER")
     def forward(self, features: Tensor) -> Tensor:
-        if self.is_one_node:
-            total = _time_first(features, self.linear.weight)
-            return norm_silu(total, self.linear.bias, self.norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
-        return self.after(self.linear(features))
-
-    def before(self, features: Tensor, start: int, *, with_bias: bool) -> Tensor:
-        """The share of the input columns from `start` on."""
-        columns = self.linear.weight[:, start : start + features.shape[-1]]
-        return F.linear(features, columns, self.linear.bias if with_bias else None)
-
-    def after(self, total: Tensor) -> Tensor:
-        if self.is_one_node:
-            return norm_silu(total, None, self.norm.weight, epsilon=NORM_EPSILON)  # type: ignore[arg-type]
-        return self.activation(self.norm(total))
-
-
-def _time_first(features: Tensor, weight: Tensor) -> Tensor:
-    """`F.linear`; dreams lie in memory with their steps first, and a product in that order needs no copy of them."""
-    if features.is_cuda and features.dim() == 3 and not features.is_contiguous():
-        turned = features.transpose(0, 1)
-        if turned.is_contiguous():
-            return F.linear(turned, weight).transpose(0, 1)
-    return F.linear(features, weight)
+        return self.activation(self.norm(self.linear(features)))
 
 
 class Stack(nn.Module):
@@ -132,10 +106,10 @@ class Stack(nn.Module):
 
 
 class BlockLinear(nn.Module):
-    """A linear layer whose matrix is block-diagonal: G blocks that see only their own share of the input.
+    """A linear layer whose matrix is block-diagonal: each of G blocks sees only its own part of the input.
 
-    weight `[G, input_size / G, output_size / G]`. The start divides by the root of the whole input size, not of a
-    block's, as danijar/dreamerv3 does (nets.py, `Initializer.compute_fans` of a kernel with three axes).
+    weight `[G, input_size / G, output_size / G]`. Initialization divides by the root of the whole input size, not of
+    a block's, as danijar/dreamerv3 does (nets.py, `Initializer.compute_fans` of a kernel with three axes).
     """
 
     def __init__(self, input_size: int, output_size: int, *, blocks: int) -> None:
@@ -151,13 +125,8 @@ class BlockLinear(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """`[N, input_size]` to `[N, output_size]`."""
-        return block_product(features, self.weight) + self.bias
-
-
-def block_product(features: Tensor, weight: Tensor) -> Tensor:
-    """`[N, G * I]` times G blocks `[G, I, O]` to `[N, G * O]`."""
-    grouped = features.view(features.shape[0], weight.shape[0], -1).transpose(0, 1)
-    return torch.bmm(grouped, weight).transpose(0, 1).flatten(1)
+        grouped = features.view(len(features), self.blocks, -1).transpose(0, 1)  # [G, N, input_size / G]
+        return torch.bmm(grouped, self.weight).transpose(0, 1).flatten(1) + self.bias
 
 
 @contextmanager

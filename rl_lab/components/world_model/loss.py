@@ -14,12 +14,12 @@ Head = Callable[[Tensor], Any]
 """Features `[..., F]` to a prediction with `loss(target)`, `[...]`."""
 
 
-class Believing(Protocol):
-    """A model that expects something before it looks: see `RSSM`."""
+class Dynamics(Protocol):
+    """A model with a prior and a posterior: see `RSSM`."""
 
     latent: Any
     features: Callable[[Batch], Tensor]
-    prior: Callable[[Tensor], Tensor]
+    prior: Callable[[Batch], Tensor]
 
 
 class Reconstructing(Protocol):
@@ -31,7 +31,7 @@ def world_model_loss(
     state: Batch,
     posterior: Tensor,
     *,
-    dynamics: Believing,
+    dynamics: Dynamics,
     decoder: Reconstructing,
     reward_head: Head,
     continue_head: Head | None = None,
@@ -39,13 +39,13 @@ def world_model_loss(
     free_nats: float,
     are_free_on_average: bool = False,
 ) -> LossOutput:
-    """Predict what was seen, and keep belief and expectation close to each other.
+    """Predict what was observed, and keep posterior and prior close to each other.
 
     Rows, states and posteriors `[B, T, ...]` of `observe_sequence`; equation 3 of PlaNet (arXiv:1811.04551), whose one
     divergence is two here, as in equations 3 to 5 of DreamerV3. Without `continue_head` there is no such term.
     """
     features = dynamics.features(state)  # [B, T, F]
-    prior = dynamics.prior(state["deter"])
+    prior = dynamics.prior(state)
     latent = dynamics.latent
     # Two divergences of the same value: one teaches the prior, the other the posterior. Below `free_nats` none.
     towards_posterior = latent.kl(posterior.detach(), prior)
@@ -55,8 +55,8 @@ def world_model_loss(
         "reward": reward_head(features).loss(rows["reward"]).mean(),
     }
     if continue_head is not None:
-        goes_on = (~rows["is_terminal"]).to(torch.float32) * discount
-        terms["continue"] = continue_head(features).loss(goes_on).mean()
+        continues = (~rows["is_terminal"]).to(torch.float32) * discount
+        terms["continue"] = continue_head(features).loss(continues).mean()
     for name, divergence in (("dynamics", towards_posterior), ("representation", towards_prior)):
         charged = divergence.mean() if are_free_on_average else divergence  # V1 and V2, V3
         terms[name] = charged.clamp(min=free_nats).mean()

@@ -1,38 +1,27 @@
-"""The recurrent state-space model: a memory that is sure of itself (deter) and a guess beside it (stoch).
+"""The recurrent state-space model: a deterministic memory (deter) and a stochastic latent beside it (stoch).
 
      row t            0         1         2                  "PlaNet" (Hafner et al. 2019, arXiv:1811.04551)
-     previous action  (0)       a0        a1                 the answer to the row before; nothing where is_first
+     previous action  (0)       a0        a1                 the answer to the row before; zeros where is_first
      embedding        e0        e1        e2                 what the encoder made of the row's observation
      deter            d0        d1        d2                 d_t = cell(d_t-1, s_t-1, a_t-1)
      stoch            s0        s1        s2                 s_t ~ posterior(d_t, e_t); in a dream s_t ~ prior(d_t)
 
-is_first forgets state and action before the row is read. Whatever does not wait for the recurrence is computed for
-all rows at once: the action's and the embedding's share of their layers before the loop, the priors after it.
+is_first resets state and action before the row is read. Nobody else names the parts of a state: it is a dictionary of
+tensors with the same leading axes, which may be sliced, stacked, flattened and repeated like any batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.networks.mlp import ACTIVATIONS, choose
-from rl_lab.components.world_model.latents import CategoricalLatent
-from rl_lab.components.world_model.layers import (
-    NORM_EPSILON,
-    BlockLinear,
-    Layer,
-    RMSNorm,
-    Stack,
-    block_product,
-    dense,
-    make_norm,
-)
-from rl_lab.kernels.recurrence import Shape, Weights, dream, unroll
+from rl_lab.components.world_model.layers import BlockLinear, Layer, Stack, dense, make_norm
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ActionSpec, Batch, ConfigError
 
 CONTEXT_KEYS = ("context_deter", "context_stoch")
@@ -51,8 +40,8 @@ class Decisions:
     actor: Actor
     noise: Tensor
 
-    def __call__(self, seen: Tensor, step: int) -> Tensor:
-        return self.actor.decide(seen.detach(), self.noise[step])
+    def __call__(self, features: Tensor, step: int) -> Tensor:
+        return self.actor.decide(features.detach(), self.noise[step])
 
 
 class Latent(Protocol):
@@ -97,18 +86,13 @@ class BlockGRU(nn.Module):
         self.mix_norm = make_norm(norm, deter)
         self.gates = BlockLinear(deter, 3 * deter, blocks=blocks)
         self.activation = choose(ACTIVATIONS, activation, place="dynamics activation")
-        self.is_standard = activation == "silu" and norm == "rms"
 
-    def read_action(self, action: Tensor) -> Tensor:
-        """The action's part of the input `[..., hidden]`, which needs no state."""
-        return self.from_action(action)
-
-    def forward(self, deter: Tensor, stoch: Tensor, from_action: Tensor) -> Tensor:
+    def forward(self, deter: Tensor, stoch: Tensor, action: Tensor) -> Tensor:
         """The next deter `[N, D]`."""
-        inputs = torch.cat((self.from_deter(deter), self.from_stoch(stoch), from_action), dim=-1)
-        # All blocks see the same inputs, so their columns together are one full matrix: nothing is repeated.
-        own, shared = self.mix.weight.split((self.deter // self.blocks, 3 * self.hidden), dim=1)
-        mixed = block_product(deter, own) + inputs @ shared.transpose(0, 1).flatten(1) + self.mix.bias
+        inputs = torch.cat((self.from_deter(deter), self.from_stoch(stoch), self.from_action(action)), dim=-1)
+        own = deter.unflatten(-1, (self.blocks, -1))  # [N, G, D/G]
+        everyone = inputs.unsqueeze(1).expand(-1, self.blocks, -1)  # [N, G, 3 hidden]
+        mixed = self.mix(torch.cat((own, everyone), dim=-1).flatten(1))
         gates = self.gates(self.activation(self.mix_norm(mixed)))
         reset, candidate, update = gates.view(len(deter), self.blocks, 3, -1).unbind(dim=2)
         candidate = torch.tanh(torch.sigmoid(reset) * candidate).flatten(1)
@@ -136,18 +120,13 @@ class GRU(nn.Module):
         super().__init__()
         if blocks != 1:
             raise ConfigError(f"dynamics: blocks is {blocks}, but recurrence gru has one block: write blocks: 1.")
-        self.stoch_size = stoch_size
         self.input = Layer(stoch_size + action_size, hidden, activation=activation, norm=input_norm)
         self.gates = dense(hidden + deter, 3 * deter)
         self.gates_norm = make_norm(norm, 3 * deter)
 
-    def read_action(self, action: Tensor) -> Tensor:
-        """The action's share of the first layer `[..., hidden]`, before its activation."""
-        return self.input.before(action, self.stoch_size, with_bias=True)
-
-    def forward(self, deter: Tensor, stoch: Tensor, from_action: Tensor) -> Tensor:
+    def forward(self, deter: Tensor, stoch: Tensor, action: Tensor) -> Tensor:
         """The next deter `[N, D]`."""
-        inputs = self.input.after(self.input.before(stoch, 0, with_bias=False) + from_action)
+        inputs = self.input(torch.cat((stoch, action), dim=-1))
         gates = self.gates_norm(self.gates(torch.cat((inputs, deter.to(inputs.dtype)), dim=-1)))
         reset, candidate, update = gates.chunk(3, dim=-1)
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)
@@ -161,7 +140,8 @@ CELLS: dict[str, type[BlockGRU] | type[GRU]] = {"block_gru": BlockGRU, "gru": GR
 class RSSM(nn.Module):
     """`observe` while acting, `observe_sequence` while learning, `imagine` to dream."""
 
-    context_keys = CONTEXT_KEYS  # what rows keep of the state after them, for whoever begins with the next row
+    state_keys = ("deter", "stoch")
+    context_keys = CONTEXT_KEYS  # what rows keep of the state after them, for sequences that begin with the next row
     choice_ids: Tensor
 
     def __init__(
@@ -213,26 +193,21 @@ class RSSM(nn.Module):
     # --- states ---
 
     def initial_state(self, batch_size: int, device: torch.device) -> State:
-        """Nothing known: zeros."""
-        return {
-            "deter": torch.zeros(batch_size, self.deter, device=device),
-            "stoch": torch.zeros(batch_size, self.latent.size, device=device),
-        }
+        """Zeros."""
+        sizes = (self.deter, self.latent.size)
+        return {k: torch.zeros(batch_size, size, device=device) for k, size in zip(self.state_keys, sizes, strict=True)}
 
+    @fast_path("rl_lab.kernels.gpu:FEATURES")
     def features(self, state: State) -> Tensor:
         """What heads read: `[..., output_size]`."""
-        deter, stoch = state["deter"], state["stoch"]
-        if deter.is_cuda and not torch.is_grad_enabled() and _lie_side_by_side(deter, stoch):
-            return deter.as_strided((*deter.shape[:-1], self.output_size), deter.stride())  # a dream: nothing to copy
-        return torch.cat((deter, stoch), dim=-1)
+        return torch.cat((state["deter"], state["stoch"]), dim=-1)
+
+    def prior(self, state: State) -> Tensor:
+        """The latent's parameters `[..., P]` from the memory alone, without the observation."""
+        return self.prior_output(self.prior_stack(state["deter"]))
 
     def encode_action(self, action: Tensor) -> Tensor:
-        """Actions as the model reads them `[..., sum(sizes)]`: one-hots side by side, or numbers pressed to [-1, 1]."""
-        if self.action.kind == "continuous" and action.is_cuda and not torch.is_grad_enabled():
-            from rl_lab.kernels.triton import heads as head_kernels
-
-            low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
-            return head_kernels.press(action, low)
+        """What the model reads `[..., sum(sizes)]`: one-hots side by side, or numbers scaled into [-1, 1]."""
         if self.action.kind == "continuous":
             return action / action.detach().abs().clamp(min=1.0)
         choices = action.unsqueeze(-1) if self.action.kind == "discrete" else action
@@ -251,113 +226,42 @@ class RSSM(nn.Module):
     ) -> tuple[State, Tensor]:
         """One row: embedding `[N, E]` and the previous action `[N, ...]` to the state after it and its posterior."""
         noise = None if deterministic else self.latent.noise(len(embedding), device=embedding.device)
-        keep = (~is_first).to(torch.float32).unsqueeze(-1)
-        from_action = self.cell.read_action(self.encode_action(action) * keep)
-        from_embedding = self.posterior_layer.before(embedding, self.deter, with_bias=True)
-        deter, stoch, posterior = self._observe(
-            state["deter"], state["stoch"], from_action, from_embedding, keep, noise
-        )
-        return {"deter": deter, "stoch": stoch}, posterior
+        return self._observe(embedding, self.encode_action(action), state, is_first, noise)
 
+    @fast_path("rl_lab.kernels.gpu:OBSERVE_SEQUENCE")
     def observe_sequence(
         self, embedding: Tensor, action: Tensor, is_first: Tensor, state: State
     ) -> tuple[State, Tensor]:
         """Rows `[B, T, ...]` with their previous actions, from the state before row 0, to states and posteriors."""
         batch_size, length = is_first.shape
-        noise = self.latent.noise(length, batch_size, device=embedding.device)
-        keep = (~is_first).to(torch.float32).unsqueeze(-1)
-        from_action = self.cell.read_action(self.encode_action(action) * keep)
-        from_embedding = self.posterior_layer.before(embedding, self.deter, with_bias=True)
-        deter, stoch = state["deter"], state["stoch"]
-        if self._can_unroll_at_once():
-            deters, stochs, posteriors = self._unroll(from_action, from_embedding, keep, noise, deter, stoch)
-            return {"deter": deters, "stoch": stochs}, posteriors
-        rows = zip(from_action.unbind(1), from_embedding.unbind(1), keep.unbind(1), noise.unbind(0), strict=True)
-        outputs = []
-        for row_action, row_embedding, row_keep, row_noise in rows:
-            deter, stoch, posterior = self._observe(deter, stoch, row_action, row_embedding, row_keep, row_noise)
-            outputs.append((deter, stoch, posterior))
-        deters, stochs, posteriors = (torch.stack(part, dim=1) for part in zip(*outputs, strict=True))
-        return {"deter": deters, "stoch": stochs}, posteriors
+        noise, action = self.latent.noise(length, batch_size, device=embedding.device), self.encode_action(action)
+        states, posteriors = [], []
+        for t in range(length):
+            state, posterior = self._observe(embedding[:, t], action[:, t], state, is_first[:, t], noise[t])
+            states.append(state)
+            posteriors.append(posterior)
+        return _stack(states), torch.stack(posteriors, dim=1)
 
     def _observe(
-        self,
-        deter: Tensor,
-        stoch: Tensor,
-        from_action: Tensor,
-        from_embedding: Tensor,
-        keep: Tensor,
-        noise: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        deter = self.cell(deter * keep, stoch * keep, from_action)
-        hidden = self.posterior_layer.before(deter, 0, with_bias=False) + from_embedding
-        posterior = self.posterior_output(self.posterior_stack(self.posterior_layer.after(hidden)))
-        return deter, self.latent.sample(posterior, noise), posterior
-
-    def _can_unroll_at_once(self) -> bool:
-        """Whether these are the parts that `unroll` knows: those of DreamerV3."""
-        return (
-            isinstance(self.cell, BlockGRU)
-            and self.cell.is_standard
-            and isinstance(self.latent, CategoricalLatent)
-            and self.posterior_layer.is_one_node
-            and len(self.posterior_stack.layers) == 0
-        )
-
-    def _unroll(
-        self, from_action: Tensor, from_embedding: Tensor, keep: Tensor, noise: Tensor, deter: Tensor, stoch: Tensor
-    ) -> tuple[Tensor, ...]:
-        """The loop as one autograd node, with all its weight gradients formed at once."""
-        latent = self.latent
-        assert isinstance(latent, CategoricalLatent)
-        outputs = unroll(
-            self._weights(),
-            from_action.transpose(0, 1),
-            from_embedding.transpose(0, 1),
-            keep.squeeze(-1).t().contiguous(),
-            noise,
-            deter,
-            stoch,
-            groups=latent.groups,
-            unimix=latent.unimix,
-            epsilon=NORM_EPSILON,
-            low=from_embedding.dtype,
-            one_kernel=self.one_kernel,
-        )
-        return tuple(output.transpose(0, 1) for output in outputs)
-
-    def _weights(self) -> Weights:
-        cell, posterior = self.cell, self.posterior_layer
-        assert isinstance(cell, BlockGRU)
-        return Weights(
-            deter_in=cell.from_deter.linear.weight,
-            deter_in_bias=cell.from_deter.linear.bias,
-            deter_in_norm=_norm_weight(cell.from_deter.norm),
-            stoch_in=cell.from_stoch.linear.weight,
-            stoch_in_bias=cell.from_stoch.linear.bias,
-            stoch_in_norm=_norm_weight(cell.from_stoch.norm),
-            mix=cell.mix.weight,
-            mix_bias=cell.mix.bias,
-            mix_norm=_norm_weight(cell.mix_norm),
-            gates=cell.gates.weight,
-            gates_bias=cell.gates.bias,
-            posterior=posterior.linear.weight[:, : self.deter],
-            posterior_norm=_norm_weight(posterior.norm),
-            output=self.posterior_output.weight,
-            output_bias=self.posterior_output.bias,
-        )
-
-    def prior(self, deter: Tensor) -> Tensor:
-        """What the model expects without looking: the latent's parameters `[..., P]`."""
-        return self.prior_output(self.prior_stack(deter))
+        self, embedding: Tensor, action: Tensor, state: State, is_first: Tensor, noise: Tensor | None
+    ) -> tuple[State, Tensor]:
+        """One row with its encoded action."""
+        # Filled, not multiplied by 0: what was NaN before an episode does not outlive its end.
+        is_first = is_first.unsqueeze(-1)
+        deter, stoch, action = (each.masked_fill(is_first, 0.0) for each in (state["deter"], state["stoch"], action))
+        deter = self.cell(deter, stoch, action)
+        hidden = self.posterior_layer(torch.cat((deter, embedding), dim=-1))
+        posterior = self.posterior_output(self.posterior_stack(hidden))
+        return {"deter": deter, "stoch": self.latent.sample(posterior, noise)}, posterior
 
     # --- without observations ---
 
     def imagine_step(self, state: State, action: Tensor, noise: Tensor | None) -> State:
         """The state `[N, ...]` after an action, from the model alone; without noise, the likeliest."""
-        deter = self.cell(state["deter"], state["stoch"], self.cell.read_action(self.encode_action(action)))
-        return {"deter": deter, "stoch": self.latent.sample(self.prior(deter), noise)}
+        after = {"deter": self.cell(state["deter"], state["stoch"], self.encode_action(action))}
+        return {**after, "stoch": self.latent.sample(self.prior(after), noise)}
 
+    @fast_path("rl_lab.kernels.gpu:IMAGINE")
     def imagine(
         self, start: State, policy: Callable[[Tensor, int], Tensor], horizon: int, *, deterministic: bool = False
     ) -> tuple[State, Tensor]:
@@ -365,54 +269,11 @@ class RSSM(nn.Module):
         `[N, H, ...]` that `policy(features, step)` gave in the first H of them."""
         count, device = start["deter"].shape[0], start["deter"].device
         noise = None if deterministic else self.latent.noise(horizon, count, device=device)
-        if not torch.is_grad_enabled() and self._can_unroll_at_once():
-            return self._dream(start, policy, horizon, noise)
         states, actions = [start], []
         for step in range(horizon):
             actions.append(policy(self.features(states[-1]), step))
             states.append(self.imagine_step(states[-1], actions[-1], None if noise is None else noise[step]))
-        together = {key: torch.stack([state[key] for state in states], dim=1) for key in start}
-        return together, torch.stack(actions, dim=1)
-
-    def _dream(
-        self, start: State, policy: Callable[[Tensor, int], Tensor], horizon: int, noise: Tensor | None
-    ) -> tuple[State, Tensor]:
-        """The loop above with weights cast once and few kernels, where no gradient is wanted."""
-        latent, actions = self.latent, []
-        assert isinstance(latent, CategoricalLatent)
-        deter, stoch, device = start["deter"], start["stoch"], start["deter"].device.type
-        weights = replace(self._weights(), output=self.prior_output.weight, output_bias=self.prior_output.bias)
-        shape = Shape.of(
-            weights,
-            deter,
-            stoch,
-            length=1,
-            groups=latent.groups,
-            unimix=latent.unimix,
-            epsilon=NORM_EPSILON,
-            low=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else deter.dtype,
-            one_kernel=self.one_kernel,
-        )
-        prior = list(self.prior_stack.layers)
-        whole = whole_dream_for(shape, prior, policy, deter.device)
-        if whole is not None and noise is not None:
-            assert isinstance(policy, Decisions) and isinstance(self.cell, BlockGRU)
-            layers = (self.cell.from_action, prior, policy.actor)
-            states, chosen = whole.dream(weights, shape, *layers, start, policy.noise, noise)
-        else:
-
-            def decide(seen: Tensor, step: int) -> Tensor:
-                actions.append(policy(seen, step))
-                return self.cell.read_action(self.encode_action(actions[-1]))
-
-            def expect(deter: Tensor) -> Tensor:
-                return F.linear(self.prior_stack(deter), self.prior_output.weight)
-
-            states = dream(weights, start, decide, expect, noise, shape=shape, horizon=horizon)
-            chosen = torch.stack(actions)
-        states = states.transpose(0, 1)
-        together = {"deter": states[..., : self.deter], "stoch": states[..., self.deter :]}
-        return together, chosen.transpose(0, 1)
+        return _stack(states), torch.stack(actions, dim=1)
 
     # --- what a replay row keeps ---
 
@@ -433,7 +294,7 @@ class RSSM(nn.Module):
         previous action                    a0            aT-1
         state before                       context of row 0
 
-        Without a context (rows collected by others) every row is learnt from and nothing is known before row 0.
+        Without a context (rows of a dataset) every row is learnt from, and the state before row 0 is blank.
         """
         action = batch["action"]
         if CONTEXT_KEYS[0] in batch:
@@ -451,28 +312,6 @@ class RSSM(nn.Module):
         return {key: torch.cat((batch[key][:, :1], fresh[key]), dim=1) for key in CONTEXT_KEYS}
 
 
-def whole_dream_for(
-    shape: Shape, prior: list[nn.Module], policy: Callable[[Tensor, int], Tensor], device: torch.device
-) -> Any:
-    """The kernel that dreams all steps at once, where there is a GPU and the networks are small enough; or None."""
-    if device.type != "cuda" or not shape.one_kernel or not isinstance(policy, Decisions):
-        return None
-    from rl_lab.kernels.triton import dream as dream_kernel
-
-    return dream_kernel if dream_kernel.fits(shape, prior, policy.actor) else None
-
-
-def _lie_side_by_side(left: Tensor, right: Tensor) -> bool:
-    """Whether `right` is what follows `left` along the last axis of one tensor."""
-    return (
-        left.dtype == right.dtype
-        and left.stride() == right.stride()
-        and left.stride(-1) == 1
-        and left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
-        and left.storage_offset() + left.shape[-1] == right.storage_offset()
-    )
-
-
-def _norm_weight(norm: nn.Module) -> Tensor:
-    assert isinstance(norm, RMSNorm)
-    return norm.weight
+def _stack(states: Sequence[State]) -> State:
+    """States `[N, ...]` of successive steps as one `[N, T, ...]`."""
+    return {key: torch.stack([state[key] for state in states], dim=1) for key in states[0]}

@@ -1,4 +1,4 @@
-"""Numbers of any size as targets that networks like: symlog, and a softmax over bins that grow exponentially.
+"""Numbers of any size as targets: symlog, and a softmax over bins that grow exponentially.
 
 "Mastering Diverse Domains through World Models" (Hafner et al. 2023, arXiv:2301.04104), equations 9 and 10. As in
 the current danijar/dreamerv3 (embodied/jax/heads.py, `symexp_twohot`) the bins lie at symexp of an even grid and a
@@ -10,12 +10,10 @@ target is shared between its two neighbours there, so that the mean over the bin
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
 
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ConfigError
 
 LARGEST_SYMLOG = 20.0  # danijar/dreamerv3, heads.py: bins reach symexp(20), about 5e8
@@ -55,26 +53,6 @@ def two_hot_weights(target: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
     return below, (target - low) / (high - low)
 
 
-class _TwoHotLoss(Function):
-    """On GPUs: the logits are read once there and once back, in the precision they came in."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, bins: Tensor) -> Tensor:
-        from rl_lab.kernels.triton import heads as head_kernels
-
-        losses, normalizers = head_kernels.two_hot_loss(logits, target, bins)
-        ctx.save_for_backward(logits, target, bins, normalizers)
-        return losses
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        from rl_lab.kernels.triton import heads as head_kernels
-
-        logits, target, bins, normalizers = ctx.saved_tensors
-        return head_kernels.two_hot_loss_backward(logits, target, bins, normalizers, gradient), None, None
-
-
 class TwoHot:
     """A softmax over bins: logits `[..., bins]`."""
 
@@ -82,21 +60,17 @@ class TwoHot:
         self.logits = logits
         self.bins = bins
 
+    @fast_path("rl_lab.kernels.gpu:TWO_HOT_MEAN")
     def mean(self) -> Tensor:
         """The expected number `[...]`. Mirrored bins are summed in pairs, so that equal logits give exactly 0."""
-        if self.logits.is_cuda and not (torch.is_grad_enabled() and self.logits.requires_grad):
-            from rl_lab.kernels.triton import heads as head_kernels
-
-            return head_kernels.two_hot_mean(self.logits, self.bins)
         half = self.bins.shape[0] // 2
         weighted = torch.softmax(self.logits.float(), dim=-1) * self.bins
         return (weighted[..., :half].flip(-1) + weighted[..., half + 1 :]).sum(dim=-1) + weighted[..., half]
 
+    @fast_path("rl_lab.kernels.gpu:TWO_HOT_LOSS")
     def loss(self, target: Tensor) -> Tensor:
         """Cross-entropy `[...]` to targets `[...]`."""
         assert target.shape == self.logits.shape[:-1], (target.shape, self.logits.shape)
-        if self.logits.is_cuda:
-            return _TwoHotLoss.apply(self.logits, target.float(), self.bins)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             below, weight_above = two_hot_weights(target.float(), self.bins)
             indices = torch.stack((below, below + 1), dim=-1)

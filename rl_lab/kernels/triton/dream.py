@@ -1,22 +1,27 @@
-"""A whole dream of a small world model as one kernel: sixteen dreams per program, and no program waits for another.
+"""`RSSM.imagine` with DreamerV3's cell and without gradients: few kernels per step, or one for all steps.
 
 A dream is 15 steps of three networks that wait for each other (actor, recurrence, prior): 30 kernels a step, each too
-small to fill a GPU. Where the networks are small, one program can go through all of them for its own dreams.
+small to fill a GPU. Where the networks are small, one program goes through all of them for sixteen dreams of its own,
+and no program waits for another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from rl_lab.components.world_model.heads import LatentActor
-from rl_lab.components.world_model.layers import Layer
-from rl_lab.kernels.recurrence import Products, Shape, Weights
+from rl_lab.kernels.door import is_unchanged
+from rl_lab.kernels.gpu import HEADS, RSSM, is_standard_layer
+from rl_lab.kernels.triton import elementwise
+from rl_lab.kernels.triton.heads import scaled_action
+from rl_lab.kernels.triton.recurrence import Activations, Products, Shape, Weights, advance
 from rl_lab.kernels.triton.sequence import ROWS, scale_of, silu_of_norm
 
 WARPS, STAGES = 8, 2  # the fastest on an H200 of 4 and 8 warps, 1 to 3 stages
@@ -29,7 +34,7 @@ def _dream(
     prior_first, prior_first_bias, prior_first_norm, prior_second, prior_second_bias, prior_second_norm,
     prior_output, prior_output_bias,
     actor_first, actor_first_bias, actor_first_norm, actor_more, actor_more_bias, actor_more_norm,
-    mean_weights, mean_bias, deviation_weights, deviation_bias,
+    mean_weights, mean_bias, std_weights, std_bias,
     action_noise, latent_noise, before, states, actions, inputs, mixed,
     HORIZON, N, epsilon, latent_unimix, action_unimix, lowest, highest,
     IS_DISCRETE: tl.constexpr, A: tl.constexpr, A_BLOCK: tl.constexpr, MORE: tl.constexpr, U: tl.constexpr,
@@ -82,9 +87,9 @@ def _dream(
             tl.store(actions + row, taken.to(tl.int64))
             action_read = tl.where(a[None, :] == taken[:, None], 1.0, 0.0)
         else:
-            say = tl.load(deviation_weights + a[None, :] * U + u[:, None], mask=there, other=0.0)
+            say = tl.load(std_weights + a[None, :] * U + u[:, None], mask=there, other=0.0)
             spread = tl.dot(thought, say, input_precision="ieee")
-            spread = (spread + tl.load(deviation_bias + a, mask=is_action, other=0.0)[None, :]).to(low).to(tl.float32)
+            spread = (spread + tl.load(std_bias + a, mask=is_action, other=0.0)[None, :]).to(low).to(tl.float32)
             spread = lowest + (highest - lowest) * tl.sigmoid(spread + 2.0)
             action = 2.0 * tl.sigmoid(2.0 * answer) - 1.0 + drawn * spread
             tl.store(actions + place, action, mask=inside)
@@ -155,19 +160,78 @@ def _dream(
 # --- from torch ---------------------------------------------------------------------------------
 
 
-def fits(shape: Shape, prior: Sequence[nn.Module], actor: Any) -> bool:
-    """Whether these networks are as small as the kernel holds them, and of the kind it knows: DreamerV3's."""
-    if not isinstance(actor, LatentActor) or actor.action.kind == "multi_discrete" or shape.low.itemsize != 2:
+State = dict[str, Tensor]
+
+
+@torch.no_grad()
+def imagine(
+    rssm: Any, start: State, policy: Callable[[Tensor, int], Tensor], horizon: int, *, deterministic: bool = False
+) -> tuple[State, Tensor]:
+    """`RSSM.imagine`; states are in the dtype of matrix products."""
+    deter, device = start["deter"], start["deter"].device
+    noise = None if deterministic else rssm.latent.noise(horizon, len(deter), device=device)
+    weights = replace(Weights.of(rssm), output=rssm.prior_output.weight, output_bias=rssm.prior_output.bias)
+    shape = Shape.of(rssm, start, length=1, low=elementwise.autocast_dtype(device))
+    if noise is not None and rssm.one_kernel and fits_whole(shape, rssm, policy):
+        states, actions = whole_dream(rssm, weights, shape, start, policy, noise)
+    else:
+        states, actions = step_by_step(rssm, weights, shape, start, policy, noise, horizon)
+    states, D = states.transpose(0, 1), shape.deter
+    return {"deter": states[..., :D], "stoch": states[..., D:]}, actions.transpose(0, 1)
+
+
+def step_by_step(
+    rssm: Any,
+    weights: Weights,
+    shape: Shape,
+    start: State,
+    policy: Callable[[Tensor, int], Tensor],
+    noise: Tensor | None,
+    horizon: int,
+) -> tuple[Tensor, Tensor]:
+    """From states `[N, ...]`: deter and stoch side by side `[H+1, N, D+Z]` in `shape.low`, and the actions
+    `[H, N, ...]`. `shape` is that of one step, `weights.output` are the prior's."""
+    deter, stoch = start["deter"], start["stoch"]
+    count, D, Z, low = shape.batch, shape.deter, shape.stoch, shape.low
+    products, rows, actions = Products(weights, shape), Activations(shape, deter.device), []
+    states = torch.empty(horizon + 1, count, D + Z, dtype=low, device=deter.device)
+    states[0, :, :D], states[0, :, D:] = deter, stoch
+    before, after = deter.clone(), torch.empty_like(deter)
+    parameters, choice = deter.new_empty(2, count, Z).unbind()
+    everyone = deter.new_ones(count)
+    for step in range(horizon):
+        state, following = states[step], states[step + 1]
+        actions.append(policy(state, step))
+        is_continuous = rssm.action.kind == "continuous"
+        encoded = scaled_action(actions[-1], low) if is_continuous else rssm.encode_action(actions[-1])
+        rows.inputs[0, :, 2 * shape.hidden :] = rssm.cell.from_action(encoded)
+        advance(products, weights, shape, rows, 0, state, before, everyone, after, before, following[:, :D])
+        logits = F.linear(rssm.prior_stack(rows.deter[0]), rssm.prior_output.weight)
+        drawn = None if noise is None else noise[step].flatten(1)
+        args = (logits, weights.output_bias, drawn, everyone, parameters, choice, following[:, D:])
+        elementwise.sample(*args, groups=shape.groups, unimix=shape.unimix)
+    return states, torch.stack(actions)
+
+
+def fits_whole(shape: Shape, rssm: Any, policy: Any) -> bool:
+    """Whether the networks are as small as the kernel holds them, and of the kind it knows: DreamerV3's."""
+    actor = getattr(policy, "actor", None)
+    methods = ("decide", "forward", "_log_probs", "_numbers")
+    if not (
+        is_unchanged(policy, f"{RSSM}:Decisions", "__call__") and is_unchanged(actor, f"{HEADS}:LatentActor", *methods)
+    ):
         return False
-    if actor.action.kind == "continuous" and actor.distribution != "bounded":
-        return False
-    layers = [*prior, *actor.stack.layers]
+    assert actor is not None
+    is_bounded = actor.action.kind == "continuous" and actor.distribution == "bounded"
+    prior, layers = rssm.prior_stack.layers, actor.stack.layers
     width, classes, units = shape.deter // shape.blocks, shape.stoch // shape.groups, actor.stack.output_size
     return (
-        shape.batch % ROWS == 0
+        (is_bounded or actor.action.kind == "discrete")
+        and shape.low.itemsize == 2
+        and shape.batch % ROWS == 0
         and len(prior) == 2
-        and len(actor.stack.layers) > 1
-        and all(isinstance(layer, Layer) and layer.is_one_node for layer in layers)
+        and len(layers) > 1
+        and all(is_standard_layer(layer) for layer in (*prior, *layers))
         and all(size & (size - 1) == 0 for size in (width, shape.hidden, units, shape.groups, classes))
         and all(16 <= size <= 64 for size in (width, shape.hidden, units))
         and 16 <= shape.stoch <= 128
@@ -175,18 +239,11 @@ def fits(shape: Shape, prior: Sequence[nn.Module], actor: Any) -> bool:
     )
 
 
-def dream(
-    weights: Weights,
-    shape: Shape,
-    action_layer: Layer,
-    prior: Sequence[Any],
-    actor: Any,
-    start: dict[str, Tensor],
-    action_noise: Tensor,
-    latent_noise: Tensor,
+def whole_dream(
+    rssm: Any, weights: Weights, shape: Shape, start: State, policy: Any, latent_noise: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """From states `[N, ...]`, as long as the noises `[H, N, ...]` last: deter and stoch side by side `[H+1, N, D+Z]`,
-    and the actions `[H, N, ...]`. `weights.output` are the prior's."""
+    """The same as `step_by_step` in one kernel."""
+    actor, action_noise, prior = policy.actor, policy.noise, rssm.prior_stack.layers
     products, low, device = Products(weights, shape), shape.low, action_noise.device
     horizon, count = action_noise.shape[:2]
     D, h, size = shape.deter, shape.hidden, sum(actor.action.sizes)
@@ -197,11 +254,11 @@ def dream(
         actions = torch.empty(horizon, count, dtype=torch.int64, device=device)
     else:
         actions = torch.empty(horizon, count, size, device=device)
-    lowest, highest = actor.deviations
+    lowest, highest = actor.stds
     _dream[(count // ROWS,)](
         products.inward, products.shared, products.own.contiguous(), products.gates,
         products.inward_bias, products.inward_norm, weights.mix_bias, weights.mix_norm, weights.gates_bias,
-        *_three(action_layer, low),
+        *_three(rssm.cell.from_action, low),
         *_three(prior[0], low), *_three(prior[1], low), products.output, weights.output_bias,
         *_three(actor.stack.layers[0], low), *_stacked(actor.stack.layers[1:], low),
         *_two(actor.output, low), *_two(actor.output if is_discrete else actor.deviation_output, low),

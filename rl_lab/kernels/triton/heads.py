@@ -1,15 +1,18 @@
 """What follows a head's last product, as single GPU kernels: two-hot means and losses, bounded actions.
 
 Two-hot heads give 255 numbers for every row of every dream. Torch passes over them ten times between product and loss
-(cast, softmax, gather and all that on the way back); here they are read once there and once back.
+(cast, softmax, gather and their backward); here they are read once forward and once backward.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
 
 ELEMENTS = 1024  # per program of an element-wise kernel
 ROWS = 8  # per program of a two-hot kernel
@@ -35,7 +38,7 @@ def _two_hot_mean(logits, bins, means, rows, K: tl.constexpr, BLOCK: tl.constexp
 
 
 @triton.jit
-def _two_hot_loss(
+def _two_hot_loss_forward(
     logits, targets, bins, losses, normalizers, rows, K: tl.constexpr, BLOCK: tl.constexpr, R: tl.constexpr
 ):
     row = tl.program_id(0) * R + tl.arange(0, R)
@@ -51,7 +54,7 @@ def _two_hot_loss(
 
 @triton.jit
 def _two_hot_loss_backward(
-    logits, targets, bins, normalizers, gradients, slopes, rows, K: tl.constexpr, BLOCK: tl.constexpr, R: tl.constexpr
+    logits, targets, bins, normalizers, gradients, result, rows, K: tl.constexpr, BLOCK: tl.constexpr, R: tl.constexpr
 ):
     row = tl.program_id(0) * R + tl.arange(0, R)
     k = tl.arange(0, BLOCK)
@@ -59,54 +62,64 @@ def _two_hot_loss_backward(
     x = tl.load(logits + row[:, None] * K + k[None, :], mask=inside, other=0.0).to(tl.float32)
     normalizer = tl.load(normalizers + row, mask=row < rows, other=0.0)
     gradient = tl.load(gradients + row, mask=row < rows, other=0.0)
-    slope = (tl.exp(x - normalizer[:, None]) - _two_hot(targets, bins, row, rows, k, K)) * gradient[:, None]
-    tl.store(slopes + row[:, None] * K + k[None, :], slope, mask=inside)
+    found = (tl.exp(x - normalizer[:, None]) - _two_hot(targets, bins, row, rows, k, K)) * gradient[:, None]
+    tl.store(result + row[:, None] * K + k[None, :], found, mask=inside)
 
 
 @triton.jit
 def _two_hot(targets, bins, row, rows, k, K: tl.constexpr):
-    """Each target's share of every bin `[R, BLOCK]`: of its two neighbours by closeness, of all others none."""
+    """Each target's weight of every bin `[R, BLOCK]`: of its two neighbours by closeness, of all others 0."""
     here = tl.load(bins + k, mask=k < K, other=float("inf"))
     target = tl.load(targets + row, mask=row < rows, other=0.0)
     lowest, highest = tl.load(bins), tl.load(bins + K - 1)
-    # What is no number stays none, so that the loss shows it.
+    # NaN stays NaN, so that the loss shows it.
     target = tl.maximum(target, lowest, propagate_nan=tl.PropagateNan.ALL)
     target = tl.minimum(target, highest, propagate_nan=tl.PropagateNan.ALL)
     is_reached = (here[None, :] <= target[:, None]).to(tl.int32)
     below = tl.minimum(tl.maximum(tl.sum(is_reached, axis=1) - 1, 0), K - 2)
     low, high = tl.load(bins + below), tl.load(bins + below + 1)
-    share = (target - low) / (high - low)
+    above = (target - low) / (high - low)
     lower, upper = k[None, :] == below[:, None], k[None, :] == (below + 1)[:, None]
-    return tl.where(lower, (1.0 - share)[:, None], 0.0) + tl.where(upper, share[:, None], 0.0)
+    return tl.where(lower, (1.0 - above)[:, None], 0.0) + tl.where(upper, above[:, None], 0.0)
 
 
-def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:
-    """The expected number `[...]` of logits `[..., K]`, exactly 0 where they are mirrored."""
-    flat, means = _flat(logits), torch.empty(logits.shape[:-1], device=logits.device)
+def two_hot_mean(head: Any) -> Tensor:
+    """`TwoHot.mean`."""
+    flat, bins = _flat(head.logits), head.bins
+    means = torch.empty(head.logits.shape[:-1], device=flat.device)
     size = triton.next_power_of_2(len(bins) // 2)
     _two_hot_mean[_grid(flat)](flat, bins, means, len(flat), K=len(bins), BLOCK=size, R=ROWS)
     return means
 
 
-def two_hot_loss(logits: Tensor, target: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropies `[...]` to targets `[...]`, and what the way back needs."""
-    flat, losses = _flat(logits), torch.empty(logits.shape[:-1], device=logits.device)
-    normalizers = torch.empty_like(losses)
-    sizes = {"K": len(bins), "BLOCK": triton.next_power_of_2(len(bins)), "R": ROWS}
-    _two_hot_loss[_grid(flat)](flat, target.contiguous(), bins, losses, normalizers, len(flat), **sizes)
-    return losses, normalizers
+def two_hot_loss(head: Any, target: Tensor) -> Tensor:
+    """`TwoHot.loss`."""
+    assert target.shape == head.logits.shape[:-1], (target.shape, head.logits.shape)
+    return _TwoHotLoss.apply(head.logits, target.float().contiguous(), head.bins)  # type: ignore[no-untyped-call]
 
 
-def two_hot_loss_backward(
-    logits: Tensor, target: Tensor, bins: Tensor, normalizers: Tensor, gradient: Tensor
-) -> Tensor:
-    """The logits' gradient `[..., K]` from that of the losses `[...]`."""
-    flat = _flat(logits)
-    slopes = torch.empty_like(flat)
-    sizes = {"K": len(bins), "BLOCK": triton.next_power_of_2(len(bins)), "R": ROWS}
-    told = (target.contiguous(), bins, normalizers, gradient.contiguous(), slopes)
-    _two_hot_loss_backward[_grid(flat)](flat, *told, len(flat), **sizes)
-    return slopes.view(logits.shape)
+class _TwoHotLoss(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, bins: Tensor) -> Tensor:
+        flat, losses = _flat(logits), torch.empty(logits.shape[:-1], device=logits.device)
+        normalizers = torch.empty_like(losses)
+        _two_hot_loss_forward[_grid(flat)](flat, target, bins, losses, normalizers, len(flat), **_sizes(bins))
+        ctx.save_for_backward(logits, target, bins, normalizers)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        logits, target, bins, normalizers = ctx.saved_tensors
+        flat = _flat(logits)
+        result = torch.empty_like(flat)
+        args = (target, bins, normalizers, gradient.contiguous(), result)
+        _two_hot_loss_backward[_grid(flat)](flat, *args, len(flat), **_sizes(bins))
+        return result.view(logits.shape), None, None
+
+
+def _sizes(bins: Tensor) -> dict[str, int]:
+    return {"K": len(bins), "BLOCK": triton.next_power_of_2(len(bins)), "R": ROWS}
 
 
 def _flat(logits: Tensor) -> Tensor:
@@ -122,34 +135,35 @@ def _grid(flat: Tensor) -> tuple[int]:
 
 
 @triton.jit
-def _bounded_draw(mean, deviation, noise, action, count, lowest, highest, BLOCK: tl.constexpr):
+def _bounded_draw(mean, std, noise, action, count, lowest, highest, BLOCK: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     x = tl.load(mean + place, mask=inside, other=0.0).to(tl.float32)
-    share = tl.sigmoid(tl.load(deviation + place, mask=inside, other=0.0).to(tl.float32) + 2.0)
+    fraction = tl.sigmoid(tl.load(std + place, mask=inside, other=0.0).to(tl.float32) + 2.0)
     drawn = tl.load(noise + place, mask=inside, other=0.0)
-    spread = lowest + (highest - lowest) * share
+    spread = lowest + (highest - lowest) * fraction
     tl.store(action + place, 2.0 * tl.sigmoid(2.0 * x) - 1.0 + drawn * spread, mask=inside)
 
 
 @triton.jit
-def _press(action, out, count, BLOCK: tl.constexpr):
+def _scaled_action(action, out, count, BLOCK: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(action + place, mask=place < count, other=0.0)
     tl.store(out + place, x / tl.maximum(tl.abs(x), 1.0), mask=place < count)
 
 
-def bounded_draw(mean: Tensor, deviation: Tensor, noise: Tensor, lowest: float, highest: float) -> Tensor:
-    """`LatentActor.decide` for continuous actions, from its two outputs."""
-    action = torch.empty(noise.shape, device=noise.device)
+def decide(actor: Any, features: Tensor, noise: Tensor) -> Tensor:
+    """`LatentActor.decide` for continuous actions with bounded stds."""
+    hidden, action = actor.stack(features), torch.empty(noise.shape, device=noise.device)
+    args = (actor.output(hidden).contiguous(), actor.deviation_output(hidden).contiguous(), noise.contiguous(), action)
     grid = (triton.cdiv(noise.numel(), ELEMENTS),)
-    told = (mean.contiguous(), deviation.contiguous(), noise.contiguous(), action)
-    _bounded_draw[grid](*told, noise.numel(), lowest, highest, BLOCK=ELEMENTS)
+    _bounded_draw[grid](*args, noise.numel(), *actor.stds, BLOCK=ELEMENTS)
     return action
 
 
-def press(action: Tensor, dtype: torch.dtype) -> Tensor:
+def scaled_action(action: Tensor, dtype: torch.dtype) -> Tensor:
     """`RSSM.encode_action` for continuous actions."""
     out = torch.empty(action.shape, dtype=dtype, device=action.device)
-    _press[(triton.cdiv(action.numel(), ELEMENTS),)](action.contiguous(), out, action.numel(), BLOCK=ELEMENTS)
+    grid = (triton.cdiv(action.numel(), ELEMENTS),)
+    _scaled_action[grid](action.contiguous(), out, action.numel(), BLOCK=ELEMENTS)
     return out

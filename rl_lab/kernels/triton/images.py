@@ -1,14 +1,32 @@
-"""What stands before, between and after the convolutions of a world model, as single GPU kernels; the numbers are those
-of `image_stages.py`. Images are most of what an update reads and writes, so each is read once and written once."""
+"""`HalvingCNN.forward` and `DoublingCNN.error` with one kernel each before, between and after the convolutions.
+
+Images are most of what an update reads and writes: here each is read once and written once. And the decoder convolves
+the small images instead of the doubled ones:
+
+     "double the image by repeating pixels, then convolve 5x5" reads each pixel up to six times. The pixels at even and
+     odd places of the result each see only 3x3 pixels of the small image, with weights that are sums of the 5x5 ones:
+
+         place 0    taps 0 1 | 2 3 | 4     of the row above, this row, the row below
+         place 1    taps 0 | 1 2 | 3 4
+
+     so four 3x3 convolutions of the small image, one per place, give the same numbers for 9/25 of the work.
+"""
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
 
-from rl_lab.kernels.triton.elementwise import MOST_PROGRAMS, total
+from rl_lab.kernels.triton.elementwise import MOST_PROGRAMS, NORM_EPSILON, NormSilu, autocast_dtype, total
+
+CHANNELS_AT_ONCE = 8  # 16 bytes of bfloat16: what a GPU's matrix units load at once
 
 # --- before -------------------------------------------------------------------------------------
 
@@ -67,15 +85,15 @@ def _stage(
 
 @triton.jit
 def _stage_backward(
-    image, bias, weight, gradient, slope, partial, rows, height, width, epsilon,
+    image, bias, weight, gradient, result, partial, rows, height, width, epsilon,
     IS_POOL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     is_channel = column < WIDTH
     b = tl.load(bias + column, mask=is_channel, other=0.0).to(tl.float32)[None, :]
     w = tl.load(weight + column, mask=is_channel, other=0.0).to(tl.float32)[None, :]
-    bias_slope = tl.zeros([BLOCK], tl.float32)
-    weight_slope = tl.zeros([BLOCK], tl.float32)
+    bias_gradient = tl.zeros([BLOCK], tl.float32)
+    weight_gradient = tl.zeros([BLOCK], tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS).to(tl.int64)
         inside = (row < rows)[:, None] & is_channel[None, :]
@@ -102,104 +120,68 @@ def _stage_backward(
         y = normed * w
         sigmoid = tl.sigmoid(y)
         g = g * sigmoid * (1.0 + y * (1.0 - sigmoid))
-        weight_slope += tl.sum(g * normed, axis=0)
+        weight_gradient += tl.sum(g * normed, axis=0)
         g = g * w
         dx = scale * (g - normed * (tl.sum(g * normed, axis=1) / WIDTH)[:, None])
-        bias_slope += tl.sum(tl.where(inside, dx, 0.0), axis=0)
+        bias_gradient += tl.sum(tl.where(inside, dx, 0.0), axis=0)
         if IS_POOL:
             is0 = x0 == largest
             is1 = (x1 == largest) & ~is0
             is2 = (x2 == largest) & ~is0 & ~is1
             is3 = ~is0 & ~is1 & ~is2
-            tl.store(slope + offset, tl.where(is0, dx, 0.0), mask=inside)
-            tl.store(slope + offset + WIDTH, tl.where(is1, dx, 0.0), mask=inside)
-            tl.store(slope + below, tl.where(is2, dx, 0.0), mask=inside)
-            tl.store(slope + below + WIDTH, tl.where(is3, dx, 0.0), mask=inside)
+            tl.store(result + offset, tl.where(is0, dx, 0.0), mask=inside)
+            tl.store(result + offset + WIDTH, tl.where(is1, dx, 0.0), mask=inside)
+            tl.store(result + below, tl.where(is2, dx, 0.0), mask=inside)
+            tl.store(result + below + WIDTH, tl.where(is3, dx, 0.0), mask=inside)
         else:
-            tl.store(slope + offset, dx, mask=inside)
+            tl.store(result + offset, dx, mask=inside)
     program = partial + tl.program_id(0) * 2 * WIDTH + column
-    tl.store(program, bias_slope, mask=is_channel)
-    tl.store(program + WIDTH, weight_slope, mask=is_channel)
+    tl.store(program, bias_gradient, mask=is_channel)
+    tl.store(program + WIDTH, weight_gradient, mask=is_channel)
 
 
-def pool_norm_silu(image: Tensor, bias: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> None:
-    """See `plain_kernels.pool_norm_silu`."""
-    count, height, width, _ = out.shape
-    _run_stage(image, bias, weight, out, count * height * width, height, width, epsilon, is_pool=True)
+class _Stage(Function):
+    """What stands between two convolutions, computed in float32:
+
+    pool      [N, 2h, 2w, C]     -> [N, h, w, C]      2x2 maximum, bias, RMS norm over the channels, SiLU
+    spread    [N, h, w, 2, 2, C] -> [N, 2h, 2w, C]    four phases to their places, bias, RMS norm, SiLU
+    """
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, bias: Tensor, weight: Tensor, is_pool: bool) -> Tensor:
+        count, height, width = image.shape[:3]
+        size = (height // 2, width // 2) if is_pool else (2 * height, 2 * width)
+        out = image.new_empty(count, *size, image.shape[-1])
+        rows, place, tiles = _stage_sizes(image, is_pool)
+        grid = (triton.cdiv(rows, tiles["ROWS"]),)
+        _stage[grid](image, bias, weight, out, rows, *place, NORM_EPSILON, **tiles)
+        ctx.save_for_backward(image, bias, weight)
+        ctx.is_pool = is_pool
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        image, bias, weight = ctx.saved_tensors
+        rows, place, tiles = _stage_sizes(image, ctx.is_pool)
+        programs = min(triton.cdiv(rows, tiles["ROWS"]), 4 * MOST_PROGRAMS)
+        result = torch.empty_like(image)
+        partial = image.new_empty((programs, 2, image.shape[-1]), dtype=torch.float32)
+        _stage_backward[(programs,)](
+            image, bias, weight, gradient.contiguous(), result, partial, rows, *place, NORM_EPSILON, **tiles
+        )
+        return result, *total(partial).unbind(), None
 
 
-def spread_norm_silu(phases: Tensor, bias: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> None:
-    """See `plain_kernels.spread_norm_silu`."""
-    count, height, width = phases.shape[:3]
-    _run_stage(phases, bias, weight, out, count * height * width * 4, height, width, epsilon, is_pool=False)
-
-
-def _run_stage(
-    image: Tensor,
-    bias: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    rows: int,
-    height: int,
-    width: int,
-    epsilon: float,
-    *,
-    is_pool: bool,
-) -> None:
+def _stage_sizes(image: Tensor, is_pool: bool) -> tuple[int, tuple[int, int], dict[str, Any]]:
+    """Rows of channels that are normed, height and width as the kernels count them, and their constants."""
+    count, height, width = image.shape[:3]
+    height, width = (height // 2, width // 2) if is_pool else (height, width)
     channels = image.shape[-1]
-    tile = _tile_rows(channels)
-    _stage[(triton.cdiv(rows, tile),)](
-        image, bias, weight, out, rows, height, width, epsilon,
-        IS_POOL=is_pool, WIDTH=channels, ROWS=tile, BLOCK=triton.next_power_of_2(channels), num_warps=4,
-    )  # fmt: skip
-
-
-def pool_norm_silu_backward(
-    image: Tensor, bias: Tensor, weight: Tensor, gradient: Tensor, slope: Tensor, *, epsilon: float
-) -> tuple[Tensor, Tensor]:
-    """See `plain_kernels.pool_norm_silu_backward`."""
-    count, height, width, _ = gradient.shape
-    rows = count * height * width
-    return _run_stage_backward(image, bias, weight, gradient, slope, rows, height, width, epsilon, is_pool=True)
-
-
-def spread_norm_silu_backward(
-    phases: Tensor, bias: Tensor, weight: Tensor, gradient: Tensor, slope: Tensor, *, epsilon: float
-) -> tuple[Tensor, Tensor]:
-    """See `plain_kernels.spread_norm_silu_backward`."""
-    count, height, width = phases.shape[:3]
-    rows = count * height * width * 4
-    return _run_stage_backward(phases, bias, weight, gradient, slope, rows, height, width, epsilon, is_pool=False)
-
-
-def _run_stage_backward(
-    image: Tensor,
-    bias: Tensor,
-    weight: Tensor,
-    gradient: Tensor,
-    slope: Tensor,
-    rows: int,
-    height: int,
-    width: int,
-    epsilon: float,
-    *,
-    is_pool: bool,
-) -> tuple[Tensor, Tensor]:
-    channels = image.shape[-1]
-    tile = _tile_rows(channels)
-    programs = min(triton.cdiv(rows, tile), 4 * MOST_PROGRAMS)
-    partial = image.new_empty((programs, 2, channels), dtype=torch.float32)
-    _stage_backward[(programs,)](
-        image, bias, weight, gradient, slope, partial, rows, height, width, epsilon,
-        IS_POOL=is_pool, WIDTH=channels, ROWS=tile, BLOCK=triton.next_power_of_2(channels), num_warps=4,
-    )  # fmt: skip
-    bias_slope, weight_slope = total(partial).unbind()
-    return bias_slope, weight_slope
-
-
-def _tile_rows(channels: int) -> int:
-    """Rows that one program holds: about a thousand numbers, eight per thread."""
-    return max(1, 1024 // triton.next_power_of_2(channels))
+    block = triton.next_power_of_2(channels)
+    tile = max(1, 1024 // block)  # rows that one program holds: about a thousand numbers, eight per thread
+    constants = {"IS_POOL": is_pool, "WIDTH": channels, "ROWS": tile, "BLOCK": block, "num_warps": 4}
+    return count * height * width * (1 if is_pool else 4), (height, width), constants
 
 
 # --- after --------------------------------------------------------------------------------------
@@ -237,14 +219,14 @@ def _image_error(
 
 @triton.jit
 def _image_error_backward(
-    phases, bias, target, gradient, slope, partial, size, width, pixel_step,
+    phases, bias, target, gradient, result, partial, size, width, pixel_step,
     CHANNELS: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image_id = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     b = tl.load(bias + column % CHANNELS, mask=column < 4 * CHANNELS, other=0.0)[None, :]
     g = 2.0 * tl.load(gradient + image_id)
-    bias_slope = tl.zeros([BLOCK], tl.float32)
+    bias_gradient = tl.zeros([BLOCK], tl.float32)
     for start in range(0, size, PIXELS):
         pixel, column, is_drawn, place = _places(image_id, start, size, width, CHANNELS, PIXELS, BLOCK)
         row = (image_id * size + pixel)[:, None] * pixel_step
@@ -252,26 +234,33 @@ def _image_error_backward(
         t = tl.load(target + place, mask=is_drawn, other=0).to(tl.float32) * (1.0 / 255.0)
         drawn = tl.sigmoid(x)
         dx = tl.where(is_drawn, g * (drawn - t) * drawn * (1.0 - drawn), 0.0)
-        bias_slope += tl.sum(dx, axis=0)
+        bias_gradient += tl.sum(dx, axis=0)
         is_here = (pixel < size)[:, None] & (column < pixel_step)[None, :]  # what was filled up gets zeros
-        tl.store(slope + row + column[None, :], dx, mask=is_here)
-    tl.store(partial + image_id * 4 * CHANNELS + column, bias_slope, mask=column < 4 * CHANNELS)
+        tl.store(result + row + column[None, :], dx, mask=is_here)
+    tl.store(partial + image_id * 4 * CHANNELS + column, bias_gradient, mask=column < 4 * CHANNELS)
 
 
-def image_error(phases: Tensor, bias: Tensor, target: Tensor) -> Tensor:
-    """See `image_stages.image_error`: `[N]`."""
-    errors = torch.empty(len(phases), device=phases.device)
-    _image_error[(len(phases),)](phases, bias, target, errors, *_sizes(phases), **_tiles(phases, bias))
-    return errors
+class _ImageError(Function):
+    """Squared errors `[N]` between the sigmoid of the last phases `[N, h, w, 4 * C or more]`, each at its places and
+    with its bias, and uint8 images `[N, 2h, 2w, C]` on the scale 0..1."""
 
+    @staticmethod
+    def forward(ctx: Any, phases: Tensor, bias: Tensor, target: Tensor) -> Tensor:
+        assert target.shape == (len(phases), 2 * phases.shape[1], 2 * phases.shape[2], len(bias)), target.shape
+        errors = torch.empty(len(phases), device=phases.device)
+        _image_error[(len(phases),)](phases, bias, target, errors, *_sizes(phases), **_tiles(phases, bias))
+        ctx.save_for_backward(phases, bias, target)
+        return errors
 
-def image_error_backward(phases: Tensor, bias: Tensor, target: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of phases and bias from that of the errors `[N]`."""
-    slope = torch.empty_like(phases)
-    partial = torch.empty(len(phases), 4 * len(bias), device=phases.device)
-    told = (phases, bias, target, gradient.contiguous(), slope, partial)
-    _image_error_backward[(len(phases),)](*told, *_sizes(phases), **_tiles(phases, bias))
-    return slope, total(partial).view(4, -1).sum(dim=0)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        phases, bias, target = ctx.saved_tensors
+        result = torch.empty_like(phases)
+        partial = torch.empty(len(phases), 4 * len(bias), device=phases.device)
+        args = (phases, bias, target, gradient.contiguous(), result, partial)
+        _image_error_backward[(len(phases),)](*args, *_sizes(phases), **_tiles(phases, bias))
+        return result, total(partial).view(4, -1).sum(dim=0), None
 
 
 def _sizes(phases: Tensor) -> tuple[int, int, int]:
@@ -283,3 +272,69 @@ def _sizes(phases: Tensor) -> tuple[int, int, int]:
 def _tiles(phases: Tensor, bias: Tensor) -> dict[str, int]:
     block = triton.next_power_of_2(phases.shape[-1])
     return {"CHANNELS": len(bias), "PIXELS": max(1, 1024 // block), "BLOCK": block}
+
+
+# --- the two networks ---------------------------------------------------------------------------
+
+
+def encode(network: Any, image: Tensor) -> Tensor:
+    """`HalvingCNN.forward`. Images have too few channels for a GPU's matrix units: zeros fill them up."""
+    for index, (layer, norm) in enumerate(zip(network.convolutions, network.norms, strict=True)):
+        weight = layer.weight
+        if index == 0:
+            weight = _filled_up(weight, axis=1)
+            low = autocast_dtype(image.device)
+            image = pixels(image, weight.shape[1], low)
+        image = F.conv2d(image.permute(0, 3, 1, 2), weight, padding=layer.padding).permute(0, 2, 3, 1)
+        image = _Stage.apply(image.contiguous(), layer.bias, norm.weight, True)  # type: ignore[no-untyped-call]
+    return image.flatten(1)
+
+
+def error(network: Any, features: Tensor, target: Tensor) -> Tensor:
+    """`DoublingCNN.error`."""
+    deter, stoch = features.split((network.deter, features.shape[-1] - network.deter), dim=-1)
+    drawn = network.from_deter(deter).view(len(features), network.blocks, *network.side, -1)
+    drawn = drawn.permute(0, 2, 3, 1, 4).flatten(3)
+    drawn = drawn + network.stoch_output(network.from_stoch(stoch)).view(drawn.shape)
+    image = NormSilu.apply(drawn, None, network.first_norm.weight, NORM_EPSILON)  # type: ignore[no-untyped-call]
+    for layer, norm in zip(network.convolutions, network.norms, strict=True):
+        channels = len(layer.weight)
+        phases = _phases(image, layer.weight)
+        # A slice of everything would still cost a copy in the backward pass.
+        phases = phases if phases.shape[-1] == 4 * channels else phases[..., : 4 * channels]
+        phases = phases.unflatten(-1, (2, 2, -1)).contiguous()
+        image = _Stage.apply(phases, layer.bias, norm.weight, False)  # type: ignore[no-untyped-call]
+    phases = _phases(image, network.output.weight).contiguous()
+    return _ImageError.apply(phases, network.output.bias, target.contiguous())  # type: ignore[no-untyped-call]
+
+
+def _phases(image: Tensor, weight: Tensor) -> Tensor:
+    """`[N, h, w, I]` to the four phases `[N, h, w, 4 * O]` of the doubled, convolved image, and zeros up to a multiple
+    of eight; without a bias."""
+    kernel = _filled_up(phase_weights(weight), axis=0).contiguous(memory_format=torch.channels_last)
+    phases = F.conv2d(image.permute(0, 3, 1, 2), kernel, padding=kernel.shape[-1] // 2)
+    return phases.permute(0, 2, 3, 1)
+
+
+def phase_weights(weight: Tensor) -> Tensor:
+    """A kernel `[O, I, K, K]` for doubled images (K odd) as one `[4 * O, I, k, k]` for the small ones."""
+    places = _rows_of_taps(weight.shape[-1], weight.device).to(weight.dtype)
+    return torch.einsum("apk,bql,oikl->aboipq", places, places, weight).flatten(0, 2)
+
+
+@cache
+def _rows_of_taps(taps: int, device: torch.device) -> Tensor:
+    """`[2, k, taps]`: for an even and an odd place, which row of the small image each tap falls on."""
+    reach = taps // 2
+    low = -((reach + 1) // 2)  # the first small row that an even place sees
+    places = torch.zeros(2, 2 * -low + 1, taps)
+    for place in (0, 1):
+        for tap in range(taps):
+            places[place, (place + tap - reach) // 2 - low, tap] = 1.0
+    return places.to(device)
+
+
+def _filled_up(kernel: Tensor, *, axis: int) -> Tensor:
+    """Zeros up to a multiple of eight channels: other numbers run on slow kernels made for any."""
+    missing = -kernel.shape[axis] % CHANNELS_AT_ONCE
+    return F.pad(kernel, (0, 0, 0, 0, *((0, 0) if axis == 0 else ()), 0, missing)) if missing else kernel

@@ -1,7 +1,7 @@
 """LaProp's whole change as one GPU kernel: every number is read once and written once, whichever tensor it is in.
 
-Torch's own operations on lists of tensors pass over parameters, gradients and averages fourteen times. A kernel needs
-to know where each tensor lies; a table of addresses, made once, tells it, cut into pieces of equal size:
+Torch's own operations on lists of tensors pass over parameters, gradients and averages fourteen times. The kernel
+reads where each tensor lies from a table of addresses, made once, cut into pieces of equal size:
 
     piece       0        1        2        3            a program each
     of tensor   0        0        1        2            its bias corrections
@@ -11,14 +11,14 @@ to know where each tensor lies; a table of addresses, made once, tells it, cut i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from rl_lab.training.segments import dense_strides
 
 PIECE = 2048
 
@@ -48,49 +48,70 @@ def _change(
 def are_known(tensors: Iterable[tuple[Tensor, ...]]) -> bool:
     """Whether every parameter is float32 without gaps, and its gradient and averages lie as it does."""
     return all(
-        each.dtype is torch.float32 and each.stride() == dense_strides(group[0]) for group in tensors for each in group
+        each.dtype is torch.float32 and each.stride() == torch.empty_like(group[0], device="meta").stride()
+        for group in tensors
+        for each in group
     )
 
 
-class Pieces:
-    """The table for some tensors `are_known` of, which must stay where they are."""
+class Table:
+    """Where some tensors `are_known` of lie; they must stay there."""
 
-    def __init__(self, parameters: list[Tensor], gradients: list[Tensor], means: list[Tensor], squares: list[Tensor]):
+    def __init__(self, lists: Sequence[tuple[Tensor, ...]]) -> None:
         addresses: list[list[int]] = [[], [], [], []]
         sizes: list[int] = []
         owners: list[int] = []
-        lists = list(zip(parameters, gradients, means, squares, strict=True))
-        assert are_known(lists)
         for owner, tensors in enumerate(lists):
             for begin in range(0, tensors[0].numel(), PIECE):
                 sizes.append(min(PIECE, tensors[0].numel() - begin))
                 owners.append(owner)
                 for column, tensor in zip(addresses, tensors, strict=True):
                     column.append(tensor.data_ptr() + begin * tensor.element_size())
-        device = parameters[0].device
-        self.table = torch.tensor(addresses, dtype=torch.int64, device=device)
+        device = lists[0][0].device
+        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
         self.sizes = torch.tensor(sizes, dtype=torch.int32, device=device)
         self.owners = torch.tensor(owners, dtype=torch.int32, device=device)
 
-    def change(self, spreads: Tensor, rates: Tensor, *, betas: tuple[float, float], epsilon: float) -> None:
-        """By each tensor's `sqrt(1 - beta2**count)` and learning rate, corrected by its count."""
-        beta1, beta2 = betas
-        pieces = len(self.sizes)
-        _change[(pieces,)](
-            self.table, self.sizes, self.owners, spreads, rates, pieces,
-            beta1, beta2, 1.0 - beta1, 1.0 - beta2, epsilon, PIECE=PIECE,
-        )  # fmt: skip
+
+_tables: WeakKeyDictionary[Any, dict[tuple[int, ...], Table | None]] = WeakKeyDictionary()
 
 
-class PiecesByAddress:
-    """One table per set of tensors: made while nothing is recorded, and there when a graph is."""
+def table_of(
+    rule: Any, parameters: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]]
+) -> Table | None:
+    """The table of these tensors; None where one is of another kind, or where a graph is recorded that has none yet."""
+    lists = (parameters, gradients, state["mean"], state["mean_square"])
+    key = tuple([tensor.data_ptr() for each in lists for tensor in each])
+    made = _tables.setdefault(rule, {})
+    if key not in made and not is_capturing():
+        groups = list(zip(*lists, strict=True))
+        made[key] = Table(groups) if are_known(groups) else None
+    return made.get(key)
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[int, ...], Pieces | None] = {}
 
-    def of(self, *tensors: list[Tensor], may_make: bool) -> Pieces | None:
-        """None where there is no table and none may be made, or where a tensor is of another kind."""
-        key = tuple([tensor.data_ptr() for each in tensors for tensor in each])
-        if key not in self._made and may_make:
-            self._made[key] = Pieces(*tensors) if are_known(zip(*tensors, strict=True)) else None
-        return self._made.get(key)
+def is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def change(
+    rule: Any,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    state: dict[str, list[Tensor]],
+    count: list[Tensor],
+    learning_rate: float | Tensor,
+    divisor: Tensor | None,
+) -> None:
+    """`LaProp.change`."""
+    if divisor is not None:
+        torch._foreach_div_(gradients, divisor)
+    table = table_of(rule, parameters, gradients, state)
+    assert table is not None
+    beta1, beta2 = rule.betas
+    counts, pieces = torch.stack(count).double(), len(table.sizes)
+    rates = (learning_rate / (1.0 - beta1**counts)).float()
+    spreads = (1.0 - beta2**counts).sqrt_().float()
+    _change[(pieces,)](
+        table.addresses, table.sizes, table.owners, spreads, rates, pieces,
+        beta1, beta2, 1.0 - beta1, 1.0 - beta2, rule.epsilon, PIECE=PIECE,
+    )  # fmt: skip

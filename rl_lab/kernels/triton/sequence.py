@@ -1,17 +1,17 @@
-"""A whole sequence of a small world model in one kernel there and one back.
+"""A whole sequence of a small world model in one kernel forward and one backward.
 
 One time step of 16 rows is a few microseconds of arithmetic in eleven kernels that wait for each other. Where the
 recurrence is small, each block of the memory gets a program of its own, which keeps the block's weights and goes
 through all time steps without ending. Twice per step the programs of the same rows must know of each other: the norm
-reads all blocks, and so do the layers after it. They leave their shares in memory, meet, and add up all shares in the
+reads all blocks, and so do the layers after it. They leave their parts in memory, meet, and add up all parts in the
 same order, so the result is the same every time.
 
      row t      each block                             meeting         every program, the same
      forward    mixed, its square                   -> norm
-                gates, deter; shares of two layers  -> sums            posterior, choice, next row's inputs
-     backward   slopes of posterior and choice;
+                gates, deter; parts of two layers   -> sums            posterior, choice, next row's inputs
+     backward   gradients of posterior, choice;
                 gates                               -> along the norm
-                mixed; shares of the inputs' slopes -> sums            slopes of the state before
+                mixed; parts of the inputs' gradients -> sums          gradients of the state before
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from rl_lab.kernels.recurrence import Course, Products, Shape, Slopes
+    from rl_lab.kernels.triton.recurrence import Backward, Forward, Products, Shape
 
 ROWS = 16  # of one program: the least that a matrix product takes
 WARPS = 8  # of 4, 8 and 16 the fastest on an H200
@@ -43,17 +43,23 @@ def scale_of(x, epsilon, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def slope_of_silu(y):
+def silu_gradient(y):
     sigmoid = tl.sigmoid(y)
     return sigmoid * (1.0 + y * (1.0 - sigmoid))
 
 
 @triton.jit
-def slope_of_norm_silu(x, weight, gradient, epsilon, WIDTH: tl.constexpr):
+def norm_silu_gradient(x, weight, gradient, epsilon, WIDTH: tl.constexpr):
     scale = scale_of(x, epsilon, WIDTH)
     normed = x * scale[:, None]
-    g = gradient * slope_of_silu(normed * weight[None, :]) * weight[None, :]
+    g = gradient * silu_gradient(normed * weight[None, :]) * weight[None, :]
     return scale[:, None] * (g - normed * (tl.sum(g * normed, axis=1) / WIDTH)[:, None])
+
+
+@triton.jit
+def kept_of(x, keep):
+    """What is left of x `[R, C]` where `keep [R, 1]` is 0 at the first row of an episode; NaN times 0 would be NaN."""
+    return tl.where(keep > 0.0, x, 0.0)
 
 
 @triton.jit
@@ -172,7 +178,7 @@ def _forward(
         tl.store(parts_of + g * R * 2 * H + mine, tl.dot(new_low, w_deter, input_precision="ieee"))
         tl.store(parts_of + g * R * 2 * H + mine + H, tl.dot(new_low, w_posterior, input_precision="ieee"))
         arrive(counter)
-        old = new * keep_next
+        old = kept_of(new, keep_next)
         tl.store(active + column, opened)
         kept = gates + (g * T * B + row)[:, None] * (3 * W) + w[None, :]
         tl.store(kept, reset)
@@ -188,13 +194,13 @@ def _forward(
         for b in tl.static_range(G):
             from_deter += tl.load(parts_of + b * R * 2 * H + mine, cache_modifier=".cg")
             from_memory += tl.load(parts_of + b * R * 2 * H + mine + H, cache_modifier=".cg")
-        from_deter = from_deter * keep_next
+        from_deter = kept_of(from_deter, keep_next)
         # The posterior, and a choice from it.
         total = (from_memory + embedded).to(low)
         x = total.to(tl.float32)
         seen = silu_of_norm(x, n_posterior, scale_of(x, epsilon, H)).to(low)
-        told = tl.dot(seen, w_output, input_precision="ieee").to(low)
-        logits = told.to(tl.float32) + b_output
+        raw_logits = tl.dot(seen, w_output, input_precision="ieee").to(low)
+        logits = raw_logits.to(tl.float32) + b_output
         choice = row[:, None] * Z + z[None, :]
         apart = tl.reshape(logits, (R * GROUPS, CLASSES))
         weights = tl.exp(apart - tl.max(apart, axis=1)[:, None])
@@ -209,7 +215,7 @@ def _forward(
             place = row[:, None] * H + h[None, :]
             tl.store(above + place, total)
             tl.store(hidden + place, seen)
-            tl.store(output + choice, told)
+            tl.store(output + choice, raw_logits)
             tl.store(parameters + choice, logits)
             tl.store(stochs + choice, one_hot)
             tl.store(state + (row + B)[:, None] * (D + Z) + D + z[None, :], chosen, mask=has_next[:, None])
@@ -267,39 +273,39 @@ def _backward(
         logits = tl.reshape(tl.load(parameters + choice), (R * GROUPS, CLASSES))
         weights = tl.exp(logits - tl.max(logits, axis=1)[:, None])
         probs = weights / tl.sum(weights, axis=1)[:, None]
-        for_choice = tl.load(from_stoch + choice).to(tl.float32) + for_choice * keep_next
+        for_choice = tl.load(from_stoch + choice).to(tl.float32) + kept_of(for_choice, keep_next)
         for_probs = tl.reshape(for_choice, (R * GROUPS, CLASSES)) * (1.0 - unimix)
         for_logits = tl.reshape(probs * (for_probs - tl.sum(for_probs * probs, axis=1)[:, None]), (R, Z))
-        told = (for_logits + tl.load(from_parameters + choice).to(tl.float32)).to(low)
-        seen = tl.dot(told, w_output, input_precision="ieee").to(low)
+        for_raw = (for_logits + tl.load(from_parameters + choice).to(tl.float32)).to(low)
+        seen = tl.dot(for_raw, w_output, input_precision="ieee").to(low)
         one = row[:, None] * H + h[None, :]
         x = tl.load(above + one).to(tl.float32)
-        back = slope_of_norm_silu(x, n_posterior, seen.to(tl.float32), epsilon, H).to(low)
+        back = norm_silu_gradient(x, n_posterior, seen.to(tl.float32), epsilon, H).to(low)
         if is_first_block:
-            tl.store(for_output + choice, told)
+            tl.store(for_output + choice, for_raw)
             tl.store(for_hidden + one, seen)
             tl.store(for_above + one, back)
         # The gates of this block.
-        slope = tl.dot(back, w_posterior, input_precision="ieee").to(low).to(tl.float32)
-        slope += tl.load(from_deter + column).to(tl.float32) + later * keep_next
+        for_new = tl.dot(back, w_posterior, input_precision="ieee").to(low).to(tl.float32)
+        for_new += tl.load(from_deter + column).to(tl.float32) + kept_of(later, keep_next)
         kept = (g * T * B + row)[:, None] * (3 * W) + w[None, :]
         reset = tl.sigmoid(tl.load(gates + kept).to(tl.float32) + b_reset)
         middle = tl.load(gates + kept + W).to(tl.float32) + b_middle
         update = tl.sigmoid(tl.load(gates + kept + 2 * W).to(tl.float32) + b_update)
         old = tl.load(before + column)
         candidate = 2.0 * tl.sigmoid(2.0 * reset * middle) - 1.0
-        inner = slope * update * (1.0 - candidate * candidate)
+        inner = for_new * update * (1.0 - candidate * candidate)
         for_reset = (inner * middle * reset * (1.0 - reset)).to(low)
         for_middle = (inner * reset).to(low)
-        for_update = (slope * (candidate - old) * update * (1.0 - update)).to(low)
-        direct = slope * (1.0 - update)
+        for_update = (for_new * (candidate - old) * update * (1.0 - update)).to(low)
+        direct = for_new * (1.0 - update)
         opened = tl.dot(for_reset, w_reset, input_precision="ieee")
         opened = tl.dot(for_middle, w_middle, opened, input_precision="ieee")
         opened = tl.dot(for_update, w_update, opened, input_precision="ieee").to(low)
-        # The norm over all blocks: how the slope lies along it.
+        # The norm over all blocks: how the for_new lies along it.
         scale = tl.load(mix_scale + row)[:, None]
         normed = (tl.load(mixed + column).to(tl.float32) + b_mix) * scale
-        after_norm = opened.to(tl.float32) * slope_of_silu(normed * n_mix) * n_mix
+        after_norm = opened.to(tl.float32) * silu_gradient(normed * n_mix) * n_mix
         tl.store(along_of + g * R + local, tl.sum(after_norm * normed, axis=1))
         arrive(counter)
         tl.store(for_gates + kept, for_reset)
@@ -326,8 +332,8 @@ def _backward(
             first += tl.load(parts_of + b * R * 2 * H + mine, cache_modifier=".cg")
             second += tl.load(parts_of + b * R * 2 * H + mine + H, cache_modifier=".cg")
         first_low, second_low = first.to(low), second.to(low)
-        for_deter = slope_of_norm_silu(x_deter, deter_norm, first_low.to(tl.float32), epsilon, H).to(low)
-        for_stoch = slope_of_norm_silu(x_stoch, stoch_norm, second_low.to(tl.float32), epsilon, H).to(low)
+        for_deter = norm_silu_gradient(x_deter, deter_norm, first_low.to(tl.float32), epsilon, H).to(low)
+        for_stoch = norm_silu_gradient(x_stoch, stoch_norm, second_low.to(tl.float32), epsilon, H).to(low)
         later = tl.dot(for_deter, w_deter, later, input_precision="ieee")
         for_choice = tl.dot(for_stoch, w_stoch, input_precision="ieee")
         if is_first_block:
@@ -365,55 +371,54 @@ def can_hold(device: torch.device, *, programs: int, shared_bytes: int) -> bool:
     return bool(found["multiprocessor_count"] >= 2 * programs and found["max_shared_mem"] >= shared_bytes)
 
 
-def follow(course: Course) -> None:
+def run_forward(sequence: Forward) -> None:
     """All rows of a sequence."""
-    shape = course.shape
-    matrices = matrices_of(course.products, course.products.posterior)
-    launch_forward(_forward, course, matrices, grid=_grid(shape), parts=shape.blocks, **_sizes(shape))
+    shape = sequence.shape
+    matrices = matrices_of(sequence.products, sequence.products.posterior)
+    launch_forward(_forward, sequence, matrices, grid=_grid(shape), parts=shape.blocks, **_sizes(shape))
 
 
-def trace_back(slopes: Slopes, from_deter: Tensor, from_stoch: Tensor, from_parameters: Tensor) -> None:
-    """The slopes of what every product gave, from those of the results."""
-    shape, told = slopes.shape, (from_deter, from_stoch, from_parameters)
-    launch_backward(_backward, slopes, told, grid=_grid(shape), parts=shape.blocks, **_sizes(shape))
+def run_backward(back: Backward, *gradients: Tensor) -> None:
+    """The gradients of the results of every product, from those of deters, stochs and parameters."""
+    shape = back.shape
+    launch_backward(_backward, back, gradients, grid=_grid(shape), parts=shape.blocks, **_sizes(shape))
 
 
 def launch_forward(
-    kernel: Any, course: Course, matrices: list[Tensor], *, grid: tuple[int, int], parts: int, **constants: Any
+    kernel: Any, sequence: Forward, matrices: list[Tensor], *, grid: tuple[int, int], parts: int, **constants: Any
 ) -> None:
-    """`kernel` with everything a sequence needs; its programs add up `parts` shares of the layers."""
-    products, weights, shape, rows = course.products, course.weights, course.shape, course.rows
-    keep, noise = course.keep, course.noise
+    """`kernel` with everything a sequence needs; its programs add up `parts` parts of the layers."""
+    products, weights, shape, rows = sequence.products, sequence.weights, sequence.shape, sequence.rows
+    keep, noise = sequence.keep, sequence.noise
     kernel[grid](
         *matrices,
         products.inward_bias, products.inward_norm, weights.mix_bias, weights.mix_norm, weights.gates_bias,
         weights.posterior_norm, weights.output_bias,
-        course.from_embedding.contiguous(), keep, keep if noise is None else noise,
+        sequence.from_embedding.contiguous(), keep, keep if noise is None else noise,
         rows.state, rows.before, rows.pre, rows.inputs, rows.mixed, rows.mix_scale, rows.active, rows.gates,
-        rows.deter, rows.above, rows.hidden, rows.output, course.deters, course.stochs, course.parameters,
+        rows.deter, rows.above, rows.hidden, rows.output, sequence.deters, sequence.stochs, sequence.parameters,
         *_meeting_place(grid, parts, shape, keep.device),
         shape.length, shape.batch, shape.epsilon, shape.unimix, HAS_NOISE=noise is not None, **constants,
     )  # fmt: skip
 
 
 def launch_backward(
-    kernel: Any, slopes: Slopes, told: tuple[Tensor, ...], *, grid: tuple[int, int], parts: int, **constants: Any
+    kernel: Any, back: Backward, gradients: tuple[Tensor, ...], *, grid: tuple[int, int], parts: int, **constants: Any
 ) -> None:
-    """The way back; the actions' slopes are one product at the end."""
-    products, weights, shape, rows, keep = slopes.products, slopes.learned, slopes.shape, slopes.rows, slopes.keep
+    """Backward; the actions' gradients are one product at the end."""
+    products, weights, shape, rows, keep = back.products, back.learned, back.shape, back.rows, back.keep
     kernel[grid](
         *matrices_of(products, products.posterior),
         products.inward_bias, products.inward_norm, weights.mix_bias, weights.mix_norm, weights.gates_bias,
         weights.posterior_norm,
-        keep, rows.before, rows.pre, rows.mixed, rows.mix_scale, rows.gates, rows.above, slopes.parameters,
-        *told,
-        slopes.pre, slopes.inputs, slopes.mixed, slopes.active, slopes.gates, slopes.above, slopes.hidden,
-        slopes.output,
+        keep, rows.before, rows.pre, rows.mixed, rows.mix_scale, rows.gates, rows.above, back.parameters,
+        *gradients,
+        back.pre, back.inputs, back.mixed, back.active, back.gates, back.above, back.hidden, back.output,
         *_meeting_place(grid, parts, shape, keep.device),
         shape.length, shape.batch, shape.epsilon, shape.unimix, **constants,
     )  # fmt: skip
     h = shape.hidden
-    slopes.inputs[..., 2 * h :] = slopes.mixed @ products.shared[2 * h :].t()
+    back.inputs[..., 2 * h :] = back.mixed @ products.shared[2 * h :].t()
 
 
 def matrices_of(products: Products, over_memory: Tensor) -> list[Tensor]:
@@ -425,7 +430,7 @@ def matrices_of(products: Products, over_memory: Tensor) -> list[Tensor]:
 def _meeting_place(
     grid: tuple[int, int], parts: int, shape: Shape, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Who has arrived, and room for what the programs tell each other."""
+    """A counter of arrivals, and memory for what the programs tell each other."""
     programs, groups = grid
     arrived = torch.zeros(groups, dtype=torch.int32, device=device)
     one = torch.empty(groups, programs, ROWS, device=device)

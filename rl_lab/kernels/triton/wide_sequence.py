@@ -1,4 +1,4 @@
-"""As `sequence_kernels`, where a block is too wide for one program: each program has some columns of the memory.
+"""As `sequence.py`, where a block is too wide for one program: each program has some columns of the memory.
 
 Products over the whole memory are cut into tiles too, so the programs of the same rows meet four times per step there
 and five times back. Every program keeps the weights of its tiles; only the latent's layer is read anew at each step.
@@ -25,19 +25,20 @@ from rl_lab.kernels.triton.sequence import (
     ROWS,
     arrive,
     can_hold,
+    kept_of,
     launch_backward,
     launch_forward,
     matrices_of,
     meet,
+    norm_silu_gradient,
     scale_of,
+    silu_gradient,
     silu_of_norm,
-    slope_of_norm_silu,
-    slope_of_silu,
     wait,
 )
 
 if TYPE_CHECKING:
-    from rl_lab.kernels.recurrence import Course, Shape, Slopes
+    from rl_lab.kernels.triton.recurrence import Backward, Forward, Shape
 
 COLUMNS = 32  # of the memory, per program
 TILE = 16  # columns of the layers over the whole memory: the least that a matrix product takes
@@ -77,7 +78,7 @@ def _without_choice(
     from_deter = tl.zeros([R, H], tl.float32)
     for s in tl.static_range(SPLIT):
         from_deter += tl.load(theirs + s * R * 2 * H + H, cache_modifier=".cg")
-    from_deter = (from_deter * keep).to(low)
+    from_deter = kept_of(from_deter, keep).to(low)
     x = from_deter.to(tl.float32) + bias
     seen = silu_of_norm(x, norm, scale_of(x, epsilon, H)).to(low)
     total = tl.dot(memory, w_own, input_precision="ieee")
@@ -187,7 +188,7 @@ def _forward(
         candidate = 2.0 * tl.sigmoid(2.0 * reset_ * (middle.to(tl.float32) + b_middle)) - 1.0
         new = old + tl.sigmoid(update.to(tl.float32) + b_update) * (candidate - old)
         tl.store(deter_low + column, new.to(low))
-        old = new * keep_next
+        old = kept_of(new, keep_next)
         tl.store(state + (row + B)[:, None] * S + p * C + c[None, :], old.to(low), mask=has_next)
         arrive(counter)
         if inner == 0:
@@ -215,8 +216,8 @@ def _forward(
         above_low = from_memory.to(low)
         x_above = above_low.to(tl.float32)
         seen = silu_of_norm(x_above, n_posterior, scale_of(x_above, epsilon, H)).to(low)
-        told = tl.dot(seen, w_output, input_precision="ieee").to(low)
-        logits = told.to(tl.float32) + b_output
+        raw_logits = tl.dot(seen, w_output, input_precision="ieee").to(low)
+        logits = raw_logits.to(tl.float32) + b_output
         weights = tl.exp(logits - tl.max(logits, axis=1)[:, None])
         probs = weights / tl.sum(weights, axis=1)[:, None] * (1.0 - unimix) + unimix / CLASSES
         if HAS_NOISE:
@@ -228,7 +229,7 @@ def _forward(
         arrive(counter)
         tl.store(stochs + choice, one_hot, mask=has_group)
         tl.store(parameters + choice, logits, mask=has_group)
-        tl.store(output + choice, told, mask=has_group)
+        tl.store(output + choice, raw_logits, mask=has_group)
         if is_writer:
             tl.store(above + one, above_low)
             tl.store(hidden + one, seen)
@@ -292,7 +293,7 @@ def _backward(
     choice = ((T - 1) * B + r)[:, None] * Z + group[None, :]
     logits = tl.load(parameters + choice, mask=has_group, other=0.0)
     for_chosen = tl.load(from_stoch + choice, mask=has_group, other=0.0)
-    for_told = tl.load(from_parameters + choice, mask=has_group, other=0.0)
+    for_parameters = tl.load(from_parameters + choice, mask=has_group, other=0.0)
     for step in range(T):
         t = T - 1 - step
         row = t * B + r
@@ -301,10 +302,10 @@ def _backward(
         # One group's choice.
         weights = tl.exp(logits - tl.max(logits, axis=1)[:, None])
         probs = weights / tl.sum(weights, axis=1)[:, None]
-        for_choice = tl.dot(for_stoch, w_choice, input_precision="ieee") * keep_next
+        for_choice = kept_of(tl.dot(for_stoch, w_choice, input_precision="ieee"), keep_next)
         for_probs = (for_chosen.to(tl.float32) + for_choice) * (1.0 - unimix)
         for_logits = probs * (for_probs - tl.sum(for_probs * probs, axis=1)[:, None])
-        tl.store(for_output + choice, (for_logits + for_told.to(tl.float32)).to(low), mask=has_group)
+        tl.store(for_output + choice, (for_logits + for_parameters.to(tl.float32)).to(low), mask=has_group)
         arrive(counter)
         one = row[:, None] * H + h[None, :]
         x_above = tl.load(above + one).to(tl.float32)
@@ -314,29 +315,29 @@ def _backward(
         update = tl.sigmoid(tl.load(gates + kept + 2 * W).to(tl.float32) + b_update)
         candidate = 2.0 * tl.sigmoid(2.0 * reset * middle) - 1.0
         change = candidate - tl.load(before + column)
-        known = tl.load(from_deter + column).to(tl.float32) + later * keep_next
+        known = tl.load(from_deter + column).to(tl.float32) + kept_of(later, keep_next)
         wait(counter, P * (5 * step + 1))
         # The posterior's layers, and the gates of these columns.
         for_seen = tl.zeros([R, H], tl.float32)
         for start in range(0, Z, ZK):
             z = start + tl.arange(0, ZK)
-            told = tl.load(for_output + row[:, None] * Z + z[None, :], cache_modifier=".cg")
+            for_raw = tl.load(for_output + row[:, None] * Z + z[None, :], cache_modifier=".cg")
             read = tl.load(output_weights + z[:, None] * H + h[None, :])
-            for_seen = tl.dot(told, read, for_seen, input_precision="ieee")
+            for_seen = tl.dot(for_raw, read, for_seen, input_precision="ieee")
         seen = for_seen.to(low)
-        back = slope_of_norm_silu(x_above, n_posterior, seen.to(tl.float32), epsilon, H).to(low)
-        slope = tl.dot(back, w_posterior, input_precision="ieee").to(low).to(tl.float32) + known
-        through = slope * update * (1.0 - candidate * candidate)
+        back = norm_silu_gradient(x_above, n_posterior, seen.to(tl.float32), epsilon, H).to(low)
+        for_new = tl.dot(back, w_posterior, input_precision="ieee").to(low).to(tl.float32) + known
+        through = for_new * update * (1.0 - candidate * candidate)
         tl.store(for_gates + kept, (through * middle * reset * (1.0 - reset)).to(low))
         tl.store(for_gates + kept + W, (through * reset).to(low))
-        tl.store(for_gates + kept + 2 * W, (slope * change * update * (1.0 - update)).to(low))
+        tl.store(for_gates + kept + 2 * W, (for_new * change * update * (1.0 - update)).to(low))
         arrive(counter)
         if is_writer:
             tl.store(for_hidden + one, seen)
             tl.store(for_above + one, back)
         scale = tl.load(mix_scale + row)[:, None]
         normed = (tl.load(mixed + column).to(tl.float32) + b_mix) * scale
-        bend = slope_of_silu(normed * n_mix) * n_mix
+        bend = silu_gradient(normed * n_mix) * n_mix
         wait(counter, P * (5 * step + 2))
         # What the gates of the whole block read of these columns, and how that lies along the norm.
         whole = for_gates + (g * T * B + row)[:, None] * (3 * W) + w[None, :]
@@ -361,12 +362,12 @@ def _backward(
         tl.store(mine, _tile(for_mixed, row, part, D, Q, down_0, down_1, down_2, down_3))
         arrive(counter)
         block = tl.load(for_mixed + row[:, None] * D + g * W + w[None, :], cache_modifier=".cg")
-        later = tl.dot(block, w_own, slope * (1.0 - update), input_precision="ieee")
+        later = tl.dot(block, w_own, for_new * (1.0 - update), input_precision="ieee")
         choice -= B * Z
         has_choice = has_group & (choice >= 0)
         logits = tl.load(parameters + choice, mask=has_choice, other=0.0)
         for_chosen = tl.load(from_stoch + choice, mask=has_choice, other=0.0)
-        for_told = tl.load(from_parameters + choice, mask=has_choice, other=0.0)
+        for_parameters = tl.load(from_parameters + choice, mask=has_choice, other=0.0)
         wait(counter, P * (5 * step + 5))
         first = tl.zeros([R, H], tl.float32)
         second = tl.zeros([R, H], tl.float32)
@@ -374,8 +375,8 @@ def _backward(
             first += tl.load(theirs + s * R * 2 * H, cache_modifier=".cg")
             second += tl.load(theirs + s * R * 2 * H + H, cache_modifier=".cg")
         first_low, second_low = first.to(low), second.to(low)
-        for_deter = slope_of_norm_silu(x_deter, deter_norm, first_low.to(tl.float32), epsilon, H).to(low)
-        for_stoch = slope_of_norm_silu(x_stoch, stoch_norm, second_low.to(tl.float32), epsilon, H).to(low)
+        for_deter = norm_silu_gradient(x_deter, deter_norm, first_low.to(tl.float32), epsilon, H).to(low)
+        for_stoch = norm_silu_gradient(x_stoch, stoch_norm, second_low.to(tl.float32), epsilon, H).to(low)
         later = tl.dot(for_deter, w_deter, later, input_precision="ieee")
         if is_writer:
             place = row[:, None] * (3 * H) + h[None, :]
@@ -407,18 +408,18 @@ def fits(shape: Shape, device: torch.device) -> bool:
     )
 
 
-def follow(course: Course) -> None:
+def run_forward(sequence: Forward) -> None:
     """All rows of a sequence."""
-    shape, products = course.shape, course.products
+    shape, products = sequence.shape, sequence.products
     upward = torch.cat((products.posterior, products.inward[: shape.hidden, : shape.deter]))
     matrices = matrices_of(products, upward)
-    launch_forward(_forward, course, matrices, grid=_grid(shape), parts=_split(shape), **_sizes(shape))
+    launch_forward(_forward, sequence, matrices, grid=_grid(shape), parts=_split(shape), **_sizes(shape))
 
 
-def trace_back(slopes: Slopes, from_deter: Tensor, from_stoch: Tensor, from_parameters: Tensor) -> None:
-    """The slopes of what every product gave, from those of the results."""
-    shape, told = slopes.shape, (from_deter, from_stoch, from_parameters)
-    launch_backward(_backward, slopes, told, grid=_grid(shape), parts=_split(shape), **_sizes(shape))
+def run_backward(back: Backward, *gradients: Tensor) -> None:
+    """The gradients of the results of every product, from those of deters, stochs and parameters."""
+    shape = back.shape
+    launch_backward(_backward, back, gradients, grid=_grid(shape), parts=_split(shape), **_sizes(shape))
 
 
 def _grid(shape: Shape) -> tuple[int, int]:

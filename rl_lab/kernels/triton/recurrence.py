@@ -1,7 +1,7 @@
-"""DreamerV3's recurrence over a whole sequence as one autograd node: states one by one, weights all at once.
+"""`RSSM.observe_sequence` with DreamerV3's cell as one autograd node: states row by row, weight gradients all at once.
 
      forward, row t                                                  kernels between products
-     x_t   = [deter_t-1, stoch_t-1] * keep_t
+     x_t   = [deter_t-1, stoch_t-1], reset where is_first
      pre   = x W_in'                 two layers side by side         norm, SiLU       -> inputs (with the action's)
      mixed = inputs W_shared + deter-blocks W_own                    norm, SiLU       -> active
      gates = active W_gates                                          GRU gates        -> deter_t
@@ -9,22 +9,23 @@
      param = hidden W_output'                                        softmax, choice  -> stoch_t
 
 Left to autograd, each of the 64 steps would form its own gradient of every weight and add it up: a third of all matrix
-products and a thousand kernels. Here the way back carries the states' gradients alone; what each product received is
-kept, and every weight's gradient is one product over all rows at the end. Weights are cast once, not once per step
-(products that are told where to write, as all are here, take no part in automatic casting).
+products and a thousand kernels. Here the backward pass carries the states' gradients alone; the input of each product
+is kept, and every weight's gradient is one product over all rows at the end. Weights are cast once, not once per step
+(products with `out=`, as all are here, take no part in autocasting).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from rl_lab.kernels.plain import Kernels, blocks_of, kernels_for
+from rl_lab.kernels.triton import elementwise, sequence, wide_sequence
+from rl_lab.kernels.triton.elementwise import NORM_EPSILON
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,21 @@ class Weights:
     output: Tensor  # [P, h]
     output_bias: Tensor
 
+    @classmethod
+    def of(cls, rssm: Any) -> Weights:
+        cell, posterior = rssm.cell, rssm.posterior_layer
+        return cls(
+            *(cell.from_deter.linear.weight, cell.from_deter.linear.bias, cell.from_deter.norm.weight),
+            *(cell.from_stoch.linear.weight, cell.from_stoch.linear.bias, cell.from_stoch.norm.weight),
+            *(cell.mix.weight, cell.mix.bias, cell.mix_norm.weight, cell.gates.weight, cell.gates.bias),
+            *(posterior.linear.weight[:, : rssm.deter], posterior.norm.weight),
+            *(rssm.posterior_output.weight, rssm.posterior_output.bias),
+        )
+
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes and constants of one unroll."""
+    """Sizes and constants of one sequence."""
 
     length: int
     batch: int
@@ -60,52 +72,45 @@ class Shape:
     blocks: int
     groups: int
     unimix: float
-    epsilon: float
     low: torch.dtype  # of matrix products
-    high: torch.dtype  # of the memory that is carried on
-    one_kernel: bool = True  # for all steps, where there is one that fits
+    high: torch.dtype = torch.float32  # of the memory
+    epsilon: float = NORM_EPSILON
 
     @classmethod
-    def of(cls, weights: Weights, deter: Tensor, stoch: Tensor, **constants: Any) -> Shape:
-        """From a state deter `[B, D]`, stoch `[B, Z]`, and the numbers that no tensor tells."""
-        return cls(
-            batch=len(deter),
-            deter=deter.shape[-1],
-            stoch=stoch.shape[-1],
-            hidden=len(weights.deter_in),
-            blocks=weights.gates.shape[0],
-            high=deter.dtype,
-            **constants,
-        )
+    def of(cls, rssm: Any, state: dict[str, Tensor], *, length: int, low: torch.dtype) -> Shape:
+        (batch, deter), stoch, latent = state["deter"].shape, state["stoch"].shape[1], rssm.latent
+        sizes = {"hidden": rssm.cell.hidden, "blocks": rssm.cell.blocks, "groups": latent.groups}
+        return cls(length, batch, deter, stoch, **sizes, unimix=latent.unimix, low=low, high=state["deter"].dtype)
 
 
-def unroll(
-    weights: Weights,
-    from_action: Tensor,
-    from_embedding: Tensor,
-    keep: Tensor,
-    noise: Tensor | None,
-    deter: Tensor,
-    stoch: Tensor,
-    *,
-    groups: int,
-    unimix: float,
-    epsilon: float,
-    low: torch.dtype,
-    one_kernel: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """From the state before row 0, deter `[B, D]` and stoch `[B, Z]`, to deter, stoch and posterior of all rows.
-
-    Time comes first here: from_action and from_embedding `[T, B, h]`, keep `[T, B]`, noise `[T, B, groups, classes]`;
-    so are the results `[T, B, ...]`. No gradient flows into the state before row 0.
-    """
-    constants = {"groups": groups, "unimix": unimix, "epsilon": epsilon, "low": low, "one_kernel": one_kernel}
-    shape = Shape.of(weights, deter, stoch, length=len(keep), **constants)
+def observe_sequence(
+    rssm: Any, embedding: Tensor, action: Tensor, is_first: Tensor, state: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """`RSSM.observe_sequence`. What does not wait for the recurrence is computed for all rows at once: the layer that
+    reads the actions, and what the posterior's first layer makes of the embeddings."""
+    batch_size, length = is_first.shape
+    noise = rssm.latent.noise(length, batch_size, device=embedding.device)
+    from_action = rssm.cell.from_action(rssm.encode_action(action).masked_fill(is_first.unsqueeze(-1), 0.0))
+    posterior = rssm.posterior_layer.linear
+    from_embedding = F.linear(embedding, posterior.weight[:, rssm.deter :], posterior.bias)
+    weights, keep = Weights.of(rssm), (~is_first).to(torch.float32).t().contiguous()
+    shape = Shape.of(rssm, state, length=length, low=from_embedding.dtype)
+    whole = whole_sequence_for(shape, embedding.device) if rssm.one_kernel else None
+    inputs = (from_action.transpose(0, 1), from_embedding.transpose(0, 1), keep, noise, state["deter"], state["stoch"])
     tensors = [getattr(weights, field.name) for field in fields(Weights)]
-    result: tuple[Tensor, Tensor, Tensor] = _Unroll.apply(  # type: ignore[no-untyped-call]
-        shape, from_action, from_embedding, keep, noise, deter, stoch, *tensors
-    )
-    return result
+    outputs = _Unroll.apply(shape, whole, *inputs, *tensors)  # type: ignore[no-untyped-call]
+    deters, stochs, posteriors = (output.transpose(0, 1) for output in outputs)
+    return {"deter": deters, "stoch": stochs}, posteriors
+
+
+def whole_sequence_for(shape: Shape, device: torch.device) -> Any:
+    """The module whose kernels go through all rows at once, if the model is small enough for one; or None."""
+    return next((each for each in (sequence, wide_sequence) if each.fits(shape, device)), None)
+
+
+def blocks_of(rows: Tensor, blocks: int) -> Tensor:
+    """`[R, D]` as `[G, R, D/G]`, in place."""
+    return rows.unflatten(1, (blocks, -1)).transpose(0, 1)
 
 
 class Products:
@@ -127,59 +132,74 @@ class Products:
         self.inward_norm = torch.cat((weights.deter_in_norm, weights.stoch_in_norm))
 
 
-class Rows:
-    """What every row leaves behind for the way back, time-major."""
+class Activations:
+    """What every row leaves for the backward pass, time-major."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
-        def room(*sizes: int, dtype: torch.dtype = shape.low) -> Tensor:
+        def empty(*sizes: int, dtype: torch.dtype = shape.low) -> Tensor:
             return torch.empty(sizes, dtype=dtype, device=device)
 
         T, B, D, h, G = shape.length, shape.batch, shape.deter, shape.hidden, shape.blocks
-        self.state = room(T, B, D + shape.stoch)  # x_t
-        self.before = room(T, B, D, dtype=shape.high)  # deter_t-1 * keep_t
-        self.pre = room(T, B, 2 * h)
-        self.inputs = room(T, B, 3 * h)
-        self.mixed = room(T, B, D)
-        self.mix_scale = room(T, B, dtype=shape.high)  # of the norm, where one kernel goes through all rows
-        self.active = room(T, B, D)
-        self.gates = room(G, T, B, 3, D // G)
-        self.deter = room(T, B, D)  # deter_t as products read it
-        self.above = room(T, B, h)
-        self.hidden = room(T, B, h)
-        self.output = room(T, B, shape.stoch)
+        self.state = empty(T, B, D + shape.stoch)  # x_t
+        self.before = empty(T, B, D, dtype=shape.high)  # deter_t-1 * keep_t
+        self.pre = empty(T, B, 2 * h)
+        self.inputs = empty(T, B, 3 * h)
+        self.mixed = empty(T, B, D)
+        self.mix_scale = empty(T, B, dtype=shape.high)  # of the norm, where one kernel goes through all rows
+        self.active = empty(T, B, D)
+        self.gates = empty(G, T, B, 3, D // G)
+        self.deter = empty(T, B, D)  # deter_t as products read it
+        self.above = empty(T, B, h)
+        self.hidden = empty(T, B, h)
+        self.output = empty(T, B, shape.stoch)
 
 
 @dataclass(frozen=True)
-class Course:
-    """One sequence: what is known of it, and room for what becomes of it."""
+class Forward:
+    """One sequence: its inputs, and the tensors that its results are written to."""
 
     products: Products
     weights: Weights
     shape: Shape
-    rows: Rows  # they hold the state before row 0 and the actions' part of the inputs
+    rows: Activations  # they hold the state before row 0 and the actions' part of the inputs
     from_embedding: Tensor  # [T, B, h]
-    keep: Tensor  # [T, B]
+    keep: Tensor  # [T, B]: 0 where is_first
     noise: Tensor | None  # [T, B, groups, classes]; None: the likeliest is chosen
     deters: Tensor  # [T, B, D]
     stochs: Tensor  # [T, B, Z]
     parameters: Tensor  # [T, B, Z]
 
-
-def whole_sequence_for(shape: Shape, device: torch.device) -> Any:
-    """The kernels that go through all rows at once, where there is a GPU and the model is small enough; or None."""
-    if device.type != "cuda" or not shape.one_kernel:
-        return None
-    from rl_lab.kernels.triton import sequence as sequence_kernels
-    from rl_lab.kernels.triton import wide_sequence as wide_sequence_kernels
-
-    return next((each for each in (sequence_kernels, wide_sequence_kernels) if each.fits(shape, device)), None)
+    def run(self) -> None:
+        """Row by row."""
+        shape, rows, keep, D = self.shape, self.rows, self.keep, self.shape.deter
+        for t in range(shape.length):
+            keep_next = before = state = None
+            if t + 1 < shape.length:
+                keep_next, before, state = keep[t + 1], rows.before[t + 1], rows.state[t + 1]
+            low_next, chosen_next = (None, None) if state is None else (state[:, :D], state[:, D:])
+            after = (keep_next, self.deters[t], before, low_next)
+            advance(self.products, self.weights, shape, rows, t, rows.state[t], rows.before[t], *after)
+            torch.addmm(self.from_embedding[t], rows.deter[t], self.products.posterior.t(), out=rows.above[t])
+            norm = (self.weights.posterior_norm, rows.hidden[t])
+            elementwise.norm_silu(rows.above[t], None, *norm, segments=1, epsilon=shape.epsilon)
+            torch.mm(rows.hidden[t], self.products.output.t(), out=rows.output[t])
+            noise = None if self.noise is None else self.noise[t].flatten(1)
+            args = (rows.output[t], self.weights.output_bias, noise, keep_next, self.parameters[t], self.stochs[t])
+            elementwise.sample(*args, chosen_next, groups=shape.groups, unimix=shape.unimix)
 
 
 class _Unroll(Function):
+    """From the state before row 0, deter `[B, D]` and stoch `[B, Z]`, to deter, stoch and posterior of all rows.
+
+    Time comes first here: from_action and from_embedding `[T, B, h]`, keep `[T, B]`, noise `[T, B, groups, classes]`;
+    so are the results `[T, B, ...]`. No gradient flows into the state before row 0.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
         shape: Shape,
+        whole: Any,
         from_action: Tensor,
         from_embedding: Tensor,
         keep: Tensor,
@@ -189,19 +209,20 @@ class _Unroll(Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weights = Weights(*tensors)
-        products, rows = Products(weights, shape), Rows(shape, deter.device)
-        T, D = shape.length, shape.deter
+        products, rows = Products(weights, shape), Activations(shape, deter.device)
+        D, is_first = shape.deter, keep[0].unsqueeze(-1) == 0.0
         deters = torch.empty_like(rows.before)
-        stochs, parameters = deter.new_empty(2, T, shape.batch, shape.stoch).unbind()
-        from_embedding = from_embedding.to(shape.low)
+        stochs, parameters = deter.new_empty(2, shape.length, shape.batch, shape.stoch).unbind()
         rows.inputs[..., 2 * shape.hidden :] = from_action
-        rows.before[0] = deter * keep[0].unsqueeze(-1)
+        rows.before[0] = deter.masked_fill(is_first, 0.0)
         rows.state[0, :, :D] = rows.before[0]
-        rows.state[0, :, D:] = stoch * keep[0].unsqueeze(-1)
+        rows.state[0, :, D:] = stoch.masked_fill(is_first, 0.0)
         results = (deters, stochs, parameters)
-        whole = whole_sequence_for(shape, deter.device)
-        follow = _follow if whole is None else whole.follow
-        follow(Course(products, weights, shape, rows, from_embedding, keep, noise, *results))
+        forward = Forward(products, weights, shape, rows, from_embedding.to(shape.low), keep, noise, *results)
+        if whole is None:
+            forward.run()
+        else:
+            whole.run_forward(forward)
         ctx.shape, ctx.products, ctx.rows, ctx.whole = shape, products, rows, whole
         ctx.save_for_backward(keep, parameters, *tensors)
         return results
@@ -209,74 +230,23 @@ class _Unroll(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, from_deter: Tensor, from_stoch: Tensor, from_parameters: Tensor) -> tuple[Any, ...]:
-        shape, products, rows = ctx.shape, ctx.products, ctx.rows
         keep, parameters, *tensors = ctx.saved_tensors
-        back = Slopes(shape, products, rows, Weights(*tensors), keep, parameters)
-        told = (from_deter.contiguous(), from_stoch.contiguous(), from_parameters.contiguous())
+        back = Backward(ctx.shape, ctx.products, ctx.rows, Weights(*tensors), keep, parameters)
+        gradients = (from_deter.contiguous(), from_stoch.contiguous(), from_parameters.contiguous())
         if ctx.whole is None:
-            back.states(*told)
+            back.run(*gradients)
         else:
-            ctx.whole.trace_back(back, *told)
-        gradients = back.weights()
-        from_action = back.inputs[..., 2 * shape.hidden :]
-        return (
-            None,
-            from_action,
-            back.above,
-            None,
-            None,
-            None,
-            None,
-            *[getattr(gradients, field.name) for field in fields(Weights)],
-        )
+            ctx.whole.run_backward(back, *gradients)
+        found = back.weights()
+        inputs = (back.inputs[..., 2 * ctx.shape.hidden :], back.above, None, None, None, None)
+        return None, None, *inputs, *[getattr(found, field.name) for field in fields(Weights)]
 
 
-def _follow(course: Course) -> None:
-    """Row by row."""
-    products, weights, shape, rows = course.products, course.weights, course.shape, course.rows
-    keep, noise, deters = course.keep, course.noise, course.deters
-    kernels, T, D = kernels_for(keep.device), shape.length, shape.deter
-    for t in range(T):
-        following = t + 1 if t + 1 < T else None
-        keep_next = None if following is None else keep[following]
-        _advance(
-            kernels,
-            products,
-            weights,
-            shape,
-            rows,
-            t,
-            rows.state[t],
-            rows.before[t],
-            keep_next,
-            deters[t],
-            None if following is None else rows.before[following],
-            None if following is None else rows.state[following, :, :D],
-        )
-        torch.addmm(course.from_embedding[t], rows.deter[t], products.posterior.t(), out=rows.above[t])
-        kernels.norm_silu(
-            rows.above[t], None, weights.posterior_norm, rows.hidden[t], segments=1, epsilon=shape.epsilon
-        )
-        torch.mm(rows.hidden[t], products.output.t(), out=rows.output[t])
-        kernels.sample(
-            rows.output[t],
-            weights.output_bias,
-            None if noise is None else noise[t].flatten(1),
-            keep_next,
-            course.parameters[t],
-            course.stochs[t],
-            None if following is None else rows.state[following, :, D:],
-            groups=shape.groups,
-            unimix=shape.unimix,
-        )
-
-
-def _advance(
-    kernels: Kernels,
+def advance(
     products: Products,
     weights: Weights,
     shape: Shape,
-    rows: Rows,
+    rows: Activations,
     t: int,
     state: Tensor,
     before: Tensor,
@@ -288,79 +258,36 @@ def _advance(
     """One row's deter, from the state before it and the action's part of its inputs."""
     D, G, epsilon = shape.deter, shape.blocks, shape.epsilon
     torch.mm(state, products.inward.t(), out=rows.pre[t])
-    kernels.norm_silu(
+    elementwise.norm_silu(
         rows.pre[t], products.inward_bias, products.inward_norm, rows.inputs[t], segments=2, epsilon=epsilon
     )
     torch.mm(rows.inputs[t], products.shared, out=rows.mixed[t])
     blocks_of(rows.mixed[t], G).baddbmm_(blocks_of(state[:, :D], G), products.own)
-    kernels.norm_silu(rows.mixed[t], weights.mix_bias, weights.mix_norm, rows.active[t], segments=1, epsilon=epsilon)
+    elementwise.norm_silu(
+        rows.mixed[t], weights.mix_bias, weights.mix_norm, rows.active[t], segments=1, epsilon=epsilon
+    )
     torch.bmm(blocks_of(rows.active[t], G), products.gates, out=rows.gates[:, t].flatten(2))
-    kernels.gate(rows.gates[:, t], weights.gates_bias, before, keep_next, after, rows.deter[t], next_before, next_low)
+    elementwise.gate(
+        rows.gates[:, t], weights.gates_bias, before, keep_next, after, rows.deter[t], next_before, next_low
+    )
 
 
-@torch.no_grad()
-def dream(
-    weights: Weights,
-    start: dict[str, Tensor],
-    decide: Callable[[Tensor, int], Tensor],
-    expect: Callable[[Tensor], Tensor],
-    noise: Tensor | None,
-    *,
-    shape: Shape,
-    horizon: int,
-) -> Tensor:
-    """Without a graph, `horizon` steps from states `[N, ...]`: deter and stoch side by side, `[H+1, N, D+Z]` in
-    `shape.low`; `shape` is that of one step.
-
-    `decide(state, step)` gives the action's part of the cell's inputs `[N, h]`, `expect(deter)` the prior's logits
-    without their bias, which is `weights.output_bias` here.
-    """
-    deter, stoch = start["deter"], start["stoch"]
-    count, D, Z, low = shape.batch, shape.deter, shape.stoch, shape.low
-    kernels, products, rows = kernels_for(deter.device), Products(weights, shape), Rows(shape, deter.device)
-    states = torch.empty(horizon + 1, count, D + Z, dtype=low, device=deter.device)
-    states[0, :, :D], states[0, :, D:] = deter, stoch
-    before, after = deter.clone(), torch.empty_like(deter)
-    parameters, choice = deter.new_empty(2, count, Z).unbind()
-    everyone = deter.new_ones(count)
-    for step in range(horizon):
-        following = states[step + 1]
-        rows.inputs[0, :, 2 * shape.hidden :] = decide(states[step], step)
-        _advance(
-            kernels, products, weights, shape, rows, 0, states[step], before, everyone, after, before,
-            following[:, :D],
-        )  # fmt: skip
-        kernels.sample(
-            expect(rows.deter[0]),
-            weights.output_bias,
-            None if noise is None else noise[step].flatten(1),
-            everyone,
-            parameters,
-            choice,
-            following[:, D:],
-            groups=shape.groups,
-            unimix=shape.unimix,
-        )
-    return states
-
-
-class Slopes:
-    """The way back: gradients of what each product gave, row by row, then of every weight at once."""
+class Backward:
+    """Gradients of the result of each product, row by row, then of every weight at once."""
 
     def __init__(
-        self, shape: Shape, products: Products, rows: Rows, weights: Weights, keep: Tensor, parameters: Tensor
+        self, shape: Shape, products: Products, rows: Activations, weights: Weights, keep: Tensor, parameters: Tensor
     ) -> None:
         self.shape, self.products, self.rows, self.learned = shape, products, rows, weights
         self.keep, self.parameters = keep, parameters
-        self.kernels = kernels_for(keep.device)
         self.pre, self.inputs, self.mixed = (torch.empty_like(each) for each in (rows.pre, rows.inputs, rows.mixed))
         self.active, self.gates, self.above = (torch.empty_like(each) for each in (rows.active, rows.gates, rows.above))
         self.hidden, self.output = torch.empty_like(rows.hidden), torch.empty_like(rows.output)
 
-    def states(self, from_deter: Tensor, from_stoch: Tensor, from_parameters: Tensor) -> None:
-        shape, products, rows, kernels = self.shape, self.products, self.rows, self.kernels
+    def run(self, from_deter: Tensor, from_stoch: Tensor, from_parameters: Tensor) -> None:
+        shape, products, rows = self.shape, self.products, self.rows
         D, G, h = shape.deter, shape.blocks, shape.hidden
-        constants = {"epsilon": shape.epsilon, "wants_parameters": False}
+        constants: dict[str, Any] = {"epsilon": shape.epsilon, "wants_parameters": False}
         low_state, high = torch.empty_like(rows.state[0]), torch.empty_like(rows.before[0])
         from_posterior = torch.empty_like(rows.deter[0])
         states, directs = (low_state, torch.empty_like(low_state)), (high, torch.empty_like(high))
@@ -369,7 +296,7 @@ class Slopes:
             keep_next = None if is_end else self.keep[t + 1]
             later, later_direct = states[(t + 1) % 2], directs[(t + 1) % 2]
             state, direct = states[t % 2], directs[t % 2]
-            kernels.sample_backward(
+            elementwise.sample_backward(
                 self.parameters[t],
                 from_stoch[t],
                 from_parameters[t],
@@ -380,11 +307,11 @@ class Slopes:
                 unimix=shape.unimix,
             )
             torch.mm(self.output[t], products.output, out=self.hidden[t])
-            kernels.norm_silu_backward(
+            elementwise.norm_silu_backward(
                 rows.above[t], None, self.learned.posterior_norm, self.hidden[t], self.above[t], segments=1, **constants
             )
             torch.mm(self.above[t], products.posterior, out=from_posterior)
-            kernels.gate_backward(
+            elementwise.gate_backward(
                 rows.gates[:, t],
                 self.learned.gates_bias,
                 rows.before[t],
@@ -397,12 +324,12 @@ class Slopes:
                 direct,
             )
             torch.bmm(self.gates[:, t].flatten(2), products.gates.transpose(1, 2), out=blocks_of(self.active[t], G))
-            kernels.norm_silu_backward(
+            elementwise.norm_silu_backward(
                 rows.mixed[t], self.learned.mix_bias, self.learned.mix_norm, self.active[t], self.mixed[t],
                 segments=1, **constants,
             )  # fmt: skip
             torch.mm(self.mixed[t], products.shared.t(), out=self.inputs[t])
-            kernels.norm_silu_backward(
+            elementwise.norm_silu_backward(
                 rows.pre[t], products.inward_bias, products.inward_norm, self.inputs[t, :, : 2 * h], self.pre[t],
                 segments=2, **constants,
             )  # fmt: skip
@@ -445,8 +372,9 @@ class Slopes:
         self, pre: Tensor, bias: Tensor | None, weight: Tensor, gradient: Tensor, segments: int
     ) -> tuple[Tensor, Tensor]:
         flat = pre.flatten(0, 1)
-        found: tuple[Tensor, Tensor] = self.kernels.norm_silu_backward(
+        found = elementwise.norm_silu_backward(
             flat, bias, weight, gradient, torch.empty_like(flat), segments=segments, epsilon=self.shape.epsilon,
             wants_parameters=True,
         )  # fmt: skip
+        assert found is not None
         return found

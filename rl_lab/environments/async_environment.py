@@ -36,7 +36,7 @@ from rl_lab.environments.vector import VectorBase
 from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, shared_layout, work
 from rl_lab.environments.wrappers import WRAPPERS
 from rl_lab.types import ConfigError, EnvRows, RLLabError, StateTree
-from rl_lab.utils.signals import ASKING
+from rl_lab.utils.processes import ASKING, available_cores
 
 WORKER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
 CLOSE_TIMEOUT_S = 5.0
@@ -234,10 +234,6 @@ class AsyncEnvironment(VectorBase):
         self._check_restarts(recent, self._events)
         self._repeat_last(worker.part)  # the dying worker may have left half a row
         self._workers[index] = self._start(worker.part)
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pickled(recipe: Recipe) -> bytes:

@@ -21,7 +21,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from rl_lab.environments.cell import Cells
 from rl_lab.environments.rendering import prepare_headless
 from rl_lab.types import EnvRows, EnvSpec, RLLabError
-from rl_lab.utils.signals import ASKING
+from rl_lab.utils.processes import ASKING
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -22,7 +22,7 @@ from rl_lab.runs.manifest import changes_since, collect_manifest
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory, first_files
 from rl_lab.types import Metrics, RLLabError, RunError
-from rl_lab.utils.signals import handled_by
+from rl_lab.utils.processes import handled_by
 
 DONE = ("finished", "stopped")
 

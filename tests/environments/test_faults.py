@@ -20,7 +20,7 @@ from rl_lab.environments.async_environment import AsyncEnvironment
 from rl_lab.environments.recipe import Recipe, blueprint
 from rl_lab.types import EnvironmentFault, EnvRows
 from rl_lab.utils import tree
-from rl_lab.utils.signals import ASKING
+from rl_lab.utils.processes import ASKING
 
 from .helpers import as_tree, play
 

@@ -61,7 +61,7 @@ class Dreamer(LatentStateWorkflow):
         free_nats_on_average: bool = False,
         exploration_noise: float = 0.0,
         policy_gradient: Literal["reinforce", "dynamics", "both", "auto"] = "reinforce",
-        dynamics_share: float = 0.1,
+        dynamics_fraction: float = 0.1,
         slow_critic_rate: float = 0.02,
         slow_critic_every: int = 1,
         slow_target: bool = False,
@@ -81,7 +81,7 @@ class Dreamer(LatentStateWorkflow):
         self.lambda_ = checked_share("lambda_", lambda_)
         self.horizon, self.dream_last = horizon, dream_last
         self.free_nats, self.policy_gradient = free_nats, policy_gradient
-        self.dynamics_share = checked_share("dynamics_share", dynamics_share)
+        self.dynamics_fraction = checked_share("dynamics_fraction", dynamics_fraction)
         self.free_nats_on_average, self.exploration_noise = free_nats_on_average, exploration_noise
         self.slow_critic_rate, self.slow_critic_every = slow_critic_rate, slow_critic_every
         self.slow_target, self.slow_regularizer = slow_target, slow_regularizer
@@ -261,7 +261,7 @@ class Dreamer(LatentStateWorkflow):
         if self.policy_gradient == "dynamics":
             return returns
         likelier = policy.log_prob(action.detach()) * advantage
-        return likelier if self.policy_gradient == "reinforce" else likelier.lerp(returns, self.dynamics_share)
+        return likelier if self.policy_gradient == "reinforce" else likelier.lerp(returns, self.dynamics_fraction)
 
     def dream(self, start: Batch, through_model: bool) -> Batch:
         """The policy in the model, H steps from states `[N, ...]`. Gradients, if wanted, reach the actor alone."""

@@ -133,3 +133,11 @@ def test_classes_that_old_configs_name_are_found_in_their_new_homes(old: str, ne
 def test_image_networks_moved_to_a_file_of_their_own() -> None:
     migrated = migrate_config({"_target_": "rl_lab.components.networks.NatureCNN"}, 1)
     assert migrated == {"_target_": "rl_lab.components.networks.cnn.NatureCNN"}
+
+
+def test_old_keys_of_our_own_classes_are_renamed_and_those_of_others_stay() -> None:
+    actor = {"_target_": "rl_lab.components.world_model_heads.LatentActor", "minimum_deviation": 0.1}
+    foreign = {"_target_": "my_package.Actor", "minimum_deviation": 0.1}
+    migrated = migrate_config({"controllers": {"actor": actor, "other": foreign}}, 1)["controllers"]
+    assert migrated["actor"] == {"_target_": "rl_lab.components.world_model.heads.LatentActor", "minimum_std": 0.1}
+    assert migrated["other"] == foreign

@@ -257,7 +257,7 @@ def test_gradients_through_the_model_reach_the_actor_alone() -> None:
 
 def test_both_gradients_are_mixed_by_their_share() -> None:
     def gradients(kind: str) -> list[Tensor]:
-        mixture = (f"algorithm.policy_gradient={kind}", "algorithm.dynamics_share=0.25", *SEPARATE)
+        mixture = (f"algorithm.policy_gradient={kind}", "algorithm.dynamics_fraction=0.25", *SEPARATE)
         workflow, agent = make(action=CONTINUOUS, overrides=mixture)
         rows, start = workflow.dynamics.begin(make_batch(action=CONTINUOUS))
         torch.manual_seed(5)
@@ -414,7 +414,7 @@ def test_imagine_tells_states_observations_rewards_and_values() -> None:
         ("algorithm.exploration_noise=0.3", "exploration_noise is 0.3, but noise suits continuous actions alone"),
         ("algorithm.policy_gradient=dynamics", "policy_gradient is dynamics: that needs continuous actions, but"),
         ("algorithm.policy_gradient=both", "policy_gradient is both: that needs continuous actions, but those of none"),
-        ("algorithm.dynamics_share=1.5", "algorithm.dynamics_share is 1.5: write a number from 0 to 1."),
+        ("algorithm.dynamics_fraction=1.5", "algorithm.dynamics_fraction is 1.5: write a number from 0 to 1."),
         ("algorithm.lambda_=1.5", "algorithm.lambda_ is 1.5: write a number from 0 to 1"),
     ],
 )

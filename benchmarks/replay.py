@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    logging.disable(logging.INFO)  # TorchRL tells every allocation
+    logging.disable(logging.INFO)  # TorchRL logs every allocation
     figures: dict[str, dict[str, float]] = {}
     one_step(arguments, figures)
     sequences(arguments, figures, image=False)

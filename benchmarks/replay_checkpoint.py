@@ -112,10 +112,8 @@ def main() -> None:
     each = ", ".join(f"{each['plain_s'] / each['first_s']:.2f}" for each in rounds)
     print(f"  ratios by round, the plain write first in the 1st, 3rd, ...: {each}")
     print(f"  first save at {figures['ratio']:.0%} of the plain write's speed (aim: 50 %)")
-    share = figures["second_s"] / figures["first_s"]
-    print(
-        f"  second save           {figures['second_s']:8.3f} s  after {NEW_ROWS:,} new rows, {share:.1%} of the first"
-    )
+    part = figures["second_s"] / figures["first_s"]
+    print(f"  second save           {figures['second_s']:8.3f} s  after {NEW_ROWS:,} new rows, {part:.1%} of the first")
     print(f"  reading back          {figures['read_s']:8.2f} s  {gigabytes / figures['read_s']:6.2f} GB/s")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")

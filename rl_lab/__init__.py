@@ -16,17 +16,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rl_lab.api import Run, collect, evaluate, load, make_env, play, resume, train
-    from rl_lab.experiment.dream import dream
+    from rl_lab.api import Run, collect, dream, evaluate, load, make_env, play, resume, train
     from rl_lab.policy import Policy
-
-_HOMES = dict.fromkeys(("Run", "collect", "evaluate", "load", "make_env", "play", "resume", "train"), "rl_lab.api")
-_HOMES |= {"dream": "rl_lab.experiment.dream", "Policy": "rl_lab.policy"}
 
 __all__ = ["Policy", "Run", "collect", "dream", "evaluate", "load", "make_env", "play", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        home = importlib.import_module("rl_lab.policy" if name == "Policy" else "rl_lab.api")
+        return getattr(home, name)
     raise AttributeError(f"module 'rl_lab' has no attribute '{name}'")

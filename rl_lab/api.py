@@ -9,37 +9,35 @@ from __future__ import annotations
 
 import logging
 import re
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_lab.config.compose import apply_overrides, compose, to_yaml
-from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
+from rl_lab.collection.evaluator import Evaluator
+from rl_lab.config.compose import apply_overrides, compose
 from rl_lab.environments.base import Environment
 from rl_lab.environments.catalog import EnvInfo
 from rl_lab.environments.checker import Finding
 from rl_lab.environments.factory import make_environment
-from rl_lab.experiment.build import Experiment, build, build_environment
-from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run, default_output
-from rl_lab.experiment.load import load_agent, load_config
-from rl_lab.orchestration.housekeeping import Housekeeping
+from rl_lab.experiment import session
+from rl_lab.experiment.agent import Agent
+from rl_lab.experiment.build import Experiment
+from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run
+from rl_lab.experiment.film import can_dream, film_dreams, record_video
+from rl_lab.experiment.load import CHANGEABLE, differences, load_agent, load_config, open_config
+from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.policy import Policy
-from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
-from rl_lab.runs.index import RunIndex, resolve_run
-from rl_lab.runs.lock import RunLock
-from rl_lab.runs.manifest import collect_manifest
-from rl_lab.runs.report import write_report
+from rl_lab.runs.checkpoint import CheckpointStore
+from rl_lab.runs.film import FilmFiles
+from rl_lab.runs.index import resolve_run
 from rl_lab.runs.run_directory import RunDirectory
-from rl_lab.runs.video import write_video
-from rl_lab.types import ConfigError, EnvSpec, Metrics, RLLabError, RunError
+from rl_lab.runs.video import check_name, write_video
+from rl_lab.types import ConfigError, EnvSpec, RunError
 
 ResumeMode = Literal["exact", "warm_start", "warm_start_optimizer"]
 MODES = ("exact", "warm_start", "warm_start_optimizer")
-DONE = ("finished", "stopped")
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ class Run:
     """A run on disk."""
 
     directory: RunDirectory
-    signal_number: int | None = None  # of the signal that asked it to leave, if one did while this process ran it
 
     @property
     def id(self) -> str:
@@ -89,10 +86,23 @@ def train(
     runs_dir = Path(runs_dir if runs_dir is not None else config["runs"]["directory"])
     run_id = run_id if run_id is not None else config["runs"]["id"]
     if resume_existing and run_id is not None and (runs_dir / run_id / "config.yaml").exists():
-        existing = Run(RunDirectory.open(runs_dir / run_id))
-        is_done = existing.status["state"] in DONE
-        return existing if is_done else resume(existing, quiet=quiet)
+        return _resume_as_asked(RunDirectory.open(runs_dir / run_id), config, [*overrides, *spelled], quiet=quiet)
     return train_config(config, overrides=[*overrides, *spelled], run_id=run_id, runs_dir=runs_dir, quiet=quiet)
+
+
+def _resume_as_asked(directory: RunDirectory, config: dict[str, Any], overrides: Sequence[str], *, quiet: bool) -> Run:
+    """Continue a run that exists, if the settings asked for are its own; a finished one is returned as it is."""
+    if found := differences(load_config(directory), config, overrides):
+        more = [f"... and {len(found) - 8} more"] if len(found) > 8 else []
+        raise ConfigError(
+            "\n  ".join([f"Run {directory.id} has other settings than those asked for:", *found[:8], *more])
+            + f"\n  To go on with its own, write `rl-lab resume {directory.id}`; for others choose another --run-id."
+        )
+    if directory.read_status()["state"] in session.DONE:
+        return Run(directory)
+    changed = {key: config["environment"].get(key.partition(".")[2]) for key in CHANGEABLE}
+    words = [f"{key}={value}" for key, value in changed.items() if value is not None]
+    return resume(directory.path, overrides=words, trust=[*foreign_packages(config)], quiet=quiet)
 
 
 def train_config(
@@ -102,41 +112,10 @@ def train_config(
     run_id: str | None = None,
     runs_dir: Path,
     quiet: bool = False,
-    warm_start: tuple[Checkpoint, bool] | None = None,
 ) -> Run:
-    """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
-    checked = read_settings(config)
-    refuse_steps_that_never_come(checked)
-    run = RunDirectory.create(runs_dir, run_id=run_id, name=checked.experiment.name, seed=checked.seed)
-    with RunLock(run):
-        text = to_yaml(config)
-        run.write_config(text)
-        run.write_overrides(list(overrides))
-        algorithm = str(config["algorithm"]["_target_"]).rsplit(".", 1)[-1]
-        run.write_manifest(
-            collect_manifest(
-                config_text=text,
-                seed=checked.seed,
-                algorithm=algorithm,
-                environment_id=str(config["environment"]["id"]),
-                name=checked.experiment.name,
-            )
-        )
-        run.write_tags(list(checked.experiment.tags))
-        with _interruptible() as interruption:
-            try:
-                experiment = build(
-                    config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=_status_writer(run)
-                )
-                if warm_start is not None:
-                    with _closed_on_error(experiment):
-                        experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
-            except RLLabError:  # refused at the door: no run began, so none is left behind
-                run.discard()
-                raise
-            with _recorded(run):
-                _run(experiment, run, interruption)
-    return Run(run, interruption.number)
+    """Train a composed config in a new run directory."""
+    remember_consent(config)
+    return Run(session.start_run(config, overrides=overrides, run_id=run_id, runs_dir=runs_dir, quiet=quiet))
 
 
 def resume(
@@ -145,200 +124,38 @@ def resume(
     runs_dir: str | Path | None = None,
     mode: ResumeMode = "exact",
     overrides: Sequence[str] = (),
+    trust: Sequence[str] = (),
     quiet: bool = False,
 ) -> Run:
     """Continue a run. exact: bit for bit, in its own directory; warm_start: a new run that begins with its weights."""
     if mode not in MODES:
         raise ConfigError(f"mode is '{mode}': write {', '.join(MODES)}.")
     directory = _directory(run, runs_dir)
-    config = load_config(directory)
-    if mode != "exact":
-        store = CheckpointStore(directory.checkpoints_dir)
-        found = store.load_newest_valid(logging.getLogger("rl_lab").warning, Experiment.WARM_SECTIONS)
-        if found is None:
-            raise RunError(f"Run {directory.id} has no checkpoint to start from.")
-        changed = apply_overrides(config, overrides)
-        return train_config(
-            changed,
-            overrides=[*overrides, f"# {mode} from {directory.id}"],
-            runs_dir=directory.path.parent,
-            quiet=quiet,
-            warm_start=(found, mode == "warm_start_optimizer"),
-        )
-    if overrides:
-        raise ConfigError(
-            "An exact resume takes no overrides, since it continues bit for bit. "
-            "To go on with other settings, use --mode warm_start_optimizer, which starts a new run from these weights."
-        )
-    with RunLock(directory):
-        if directory.read_status()["state"] in DONE:
-            raise RunError(
-                f"Run {directory.id} has {directory.read_status()['state']} already. Evaluate it with "
-                f"`rl-lab evaluate {directory.id}`, or start anew from its weights with --mode warm_start."
-            )
-        with _interruptible() as interruption, _recorded(directory):
-            experiment = build(
-                config, run=directory, quiet=quiet, interrupted=interruption.is_set, on_save=_status_writer(directory)
-            )
-            with _closed_on_error(experiment):
-                _restore_newest(experiment, directory)
-            _run(experiment, directory, interruption)
-    return Run(directory, interruption.number)
-
-
-def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
-    store = CheckpointStore(run.checkpoints_dir)
-    checkpoint = store.load_newest_valid(lambda sentence: experiment.logger.message(sentence, "warning"))
-    if checkpoint is None:
-        experiment.logger.message("This run has no checkpoint yet: it starts from its beginning, with its own seed.")
-        experiment.logger.restart()
-        return
-    experiment.restore(checkpoint)
-    steps = checkpoint.counts["agent_steps"]
-    experiment.logger.message(f"Resumed {run.id} at {steps:,} agent steps from {checkpoint.path.name}.")
-
-
-def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption) -> None:
-    """The loop, then what a finished run shows; whatever happens, files and workers are closed."""
-    housekeeping = experiment.housekeeping
-    interruption.leaves_at_once = lambda: housekeeping.is_ending  # type: ignore[method-assign]
-    try:
-        run.write_status("running", counts=housekeeping.counts.as_dict(), wall_s=housekeeping.wall_s)
-        RunIndex(run.path.parent).record(run)
-        outcome = experiment.orchestrator.run()
-        if outcome == "interrupted":
-            _write_status(run, housekeeping, "interrupted", f"Continue with `rl-lab resume {run.id}`.")
-            experiment.display.summary(
-                agent_steps=housekeeping.counts.agent_steps,
-                seconds=housekeeping.wall_s,
-                score=housekeeping.last_score,
-                paths={"checkpoint": run.checkpoints_dir / "latest"},
-                commands={"continue": f"rl-lab resume {_named(run)}"},
-                title="Interrupted: saved, nothing is lost",
-            )
-            return
-        seconds, split = housekeeping.wall_s, experiment.time_split.whole()
-        video = _record_video(experiment, run) if experiment.settings.evaluation.video else None
-        experiment.logger.flush()
-        report = write_report(run, state=outcome)
-        _write_status(run, housekeeping, outcome)  # last: until then a resumed run makes what is missing
-        paths = {"curve": run.curve_path, "video": video, "report": report}
-        _show_summary(experiment, run, paths, seconds, split)
-    finally:
-        experiment.close()
-        RunIndex(run.path.parent).record(run)
-
-
-def _record_video(experiment: Experiment, run: RunDirectory) -> Path | None:
-    recording = experiment.evaluator.record(experiment.agent.workflow.act)
-    if recording is None:
-        experiment.logger.message("No video: this environment cannot render here.", "warning")
-        return None
-    steps = experiment.housekeeping.counts.agent_steps
-    return write_video(run.videos_dir / f"evaluation_{steps:012d}.mp4", recording.frames, recording.fps)
-
-
-def _show_summary(
-    experiment: Experiment, run: RunDirectory, paths: Mapping[str, Path | None], seconds: float, split: Metrics
-) -> None:
-    names = ("environment", "policy", "device", "update", "evaluation", "checkpoint", "logging", "overhead")
-    found = {name: split.get(f"time/{name}_fraction", 0.0) for name in names}
-    if found["device"] < 0.005:
-        del found["device"]  # no GPU to wait for
-    shares = " · ".join(f"{name} {share:.0%}" for name, share in found.items())
-    there = {label: path for label, path in paths.items() if path is not None}
-    experiment.display.summary(
-        agent_steps=experiment.housekeeping.counts.agent_steps,
-        seconds=seconds,
-        score=experiment.housekeeping.last_score,
-        paths={**there, "checkpoint": run.checkpoints_dir / "latest"},
-        commands={"time split": shares, "watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"},
+    config = open_config(directory, trust)
+    if mode == "exact":
+        for word in overrides:
+            key = word.lstrip("+").partition("=")[0]
+            if key not in CHANGEABLE:
+                raise ConfigError(
+                    f"{word}: an exact resume continues bit for bit, so it changes only {' and '.join(CHANGEABLE)}. To "
+                    "go on with other settings, use --mode warm_start_optimizer, which starts a new run from these "
+                    "weights."
+                )
+            config["environment"].setdefault(key.partition(".")[2], None)  # a run of an earlier version may lack it
+        session.continue_run(directory, apply_overrides(config, overrides), quiet=quiet)
+        return Run(directory)
+    store = CheckpointStore(directory.checkpoints_dir)
+    found = store.load_newest_valid(logging.getLogger("rl_lab").warning, Experiment.WARM_SECTIONS)
+    if found is None:
+        raise RunError(f"Run {directory.id} has no checkpoint to start from.")
+    started = session.start_run(
+        apply_overrides(config, overrides),
+        overrides=[*overrides, f"# {mode} from {directory.id}"],
+        runs_dir=directory.path.parent,
+        quiet=quiet,
+        warm_start=(found, mode == "warm_start_optimizer"),
     )
-
-
-def _named(run: RunDirectory) -> str:
-    """How a user names this run from here: by its id in ./runs, by its path elsewhere."""
-    return run.id if run.path.parent.resolve() == Path("runs").resolve() else str(run.path)
-
-
-def _write_status(run: RunDirectory, housekeeping: Housekeeping, state: str, message: str = "") -> None:
-    run.write_status(
-        state,
-        counts=housekeeping.counts.as_dict(),
-        wall_s=housekeeping.wall_s,
-        best_score=housekeeping.best_score,
-        final_score=housekeeping.last_score,
-        message=message,
-    )
-
-
-def _status_writer(run: RunDirectory) -> Any:
-    return lambda housekeeping: _write_status(run, housekeeping, "running")
-
-
-class _Interruption:
-    """SIGINT and SIGTERM ask the loop to save and leave; a second one leaves at once, as does the first one where the
-    loop is over."""
-
-    number: int | None = None  # of the first signal
-    leaves_at_once: Callable[[], bool] = staticmethod(lambda: False)
-
-    def is_set(self) -> bool:
-        return self.number is not None
-
-    def ask(self, number: int, frame: Any) -> None:
-        if self.is_set() or self.leaves_at_once():
-            raise KeyboardInterrupt(number)
-        self.number = number
-
-
-@contextmanager
-def _interruptible() -> Iterator[_Interruption]:
-    interruption = _Interruption()
-    if threading.current_thread() is not threading.main_thread():
-        yield interruption
-        return
-    before = {number: signal.signal(number, interruption.ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield interruption
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _closed_on_error(experiment: Experiment) -> Iterator[None]:
-    """Files and workers of an experiment that cannot begin are closed before the error goes on."""
-    with ExitStack() as stack:
-        stack.callback(experiment.close)
-        yield
-        stack.pop_all()
-
-
-@contextmanager
-def _recorded(run: RunDirectory) -> Iterator[None]:
-    """A run that fails says so in its status, with the reason, before the error goes on."""
-    try:
-        yield
-    except KeyboardInterrupt as interruption:
-        message = f"Left at once. Continue with `rl-lab resume {run.id}`."
-        run.write_status("interrupted", message=message)
-        interruption.add_note(message)
-        raise
-    except RLLabError as error:
-        _try_status(run, str(error))
-        raise
-    except BaseException as error:
-        _try_status(run, f"{type(error).__name__}: {error}")
-        raise
-
-
-def _try_status(run: RunDirectory, message: str) -> None:
-    """The disk may be what failed: then the error itself, which goes on, is all there is to say."""
-    try:
-        run.write_status("failed", message=message)
-    except RLLabError:
-        return
+    return Run(started)
 
 
 def _spell(value: Any) -> str:
@@ -361,6 +178,29 @@ def _spell(value: Any) -> str:
 # --- looking -----------------------------------------------------------------------------------
 
 
+@contextmanager
+def _acting(
+    run: RunReference,
+    runs_dir: str | Path | None,
+    checkpoint: str | Path,
+    seed: int | None,
+    trust: Sequence[str],
+    num_envs: int | None = None,
+) -> Iterator[tuple[RunDirectory, Agent, Evaluator]]:
+    """A run's trained agent with environments to act in, which are closed at the end."""
+    directory = _directory(run, runs_dir)
+    config = open_config(directory, trust)
+    if seed is not None:
+        config["seed"] = seed
+    if num_envs is not None:
+        config["evaluation"]["num_envs"] = num_envs
+    agent, evaluator = load_agent(directory, config, checkpoint)
+    try:
+        yield directory, agent, evaluator
+    finally:
+        evaluator.close()
+
+
 def evaluate(
     run: RunReference,
     *,
@@ -369,36 +209,27 @@ def evaluate(
     seed: int | None = None,
     video: str | Path | None = None,
     runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Play `episodes` deterministic episodes of a trained policy; `video` also records one of them."""
-    directory = _directory(run, runs_dir)
-    config = load_config(directory)
-    if seed is not None:
-        config["seed"] = seed
-    agent, evaluator = load_agent(directory, config, checkpoint)
-    try:
-        metrics: Metrics = agent.workflow.evaluate(episodes=episodes)
-        if video is not None:
-            recording = evaluator.record(agent.workflow.act)
-            if recording is None:
-                raise RunError(f"{config['environment']['id']} cannot render here, so there is no video.")
-            write_video(Path(video), recording.frames, recording.fps)
+    """Play `episodes` deterministic episodes of a trained policy; `video` also records one of them. `trust` names
+    packages that the run's config may import (docs/security.md)."""
+    with _acting(run, runs_dir, checkpoint, seed, trust) as (_, agent, evaluator):
+        metrics = agent.workflow.evaluate(episodes=episodes)
+        if video is not None and record_video(agent, evaluator, Path(video)) is None:
+            raise RunError(f"{evaluator.environment.spec.id} cannot render here, so there is no video.")
         return {name: float(value) for name, value in metrics.items()}
-    finally:
-        evaluator.close()
 
 
-def load(run: RunReference, *, checkpoint: str | Path = "latest", runs_dir: str | Path | None = None) -> Policy:
+def load(
+    run: RunReference,
+    *,
+    checkpoint: str | Path = "latest",
+    runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
+) -> Policy:
     """A trained policy that keeps its own recurrent state and normaliser: `policy.act(observation)`."""
-    directory = _directory(run, runs_dir)
-    config = load_config(directory)
-    environment = build_environment(config, stream="play_environment", num_envs=1)
-    try:
-        agent, evaluator = load_agent(directory, config, checkpoint, environment)
-        evaluator.close()
-        return Policy(agent.workflow, environment.blueprint, device=agent.runtime.device)
-    finally:
-        environment.close()
+    with _acting(run, runs_dir, checkpoint, seed=None, trust=trust, num_envs=1) as (_, agent, evaluator):
+        return Policy(agent.workflow, evaluator.environment.blueprint, device=agent.runtime.device)
 
 
 def play(
@@ -409,26 +240,20 @@ def play(
     checkpoint: str | Path = "latest",
     seed: int | None = None,
     runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
 ) -> Path | None:
     """Watch a policy: in a window where there is a display, else (or with `output`) as an mp4."""
     from rl_lab.collection.viewer import can_show, show
 
-    directory = _directory(run, runs_dir)
-    config = load_config(directory)
-    if seed is not None:
-        config["seed"] = seed
-    agent, evaluator = load_agent(directory, config, checkpoint)
-    try:
+    with _acting(run, runs_dir, checkpoint, seed, trust) as (directory, agent, evaluator):
         recordings = evaluator.record_episodes(agent.workflow.act, episodes=episodes)
-    finally:
-        evaluator.close()
-    frames = [frame for recording in recordings for frame in recording.frames]
-    if not frames:
-        raise RunError(f"{config['environment']['id']} cannot render, so there is nothing to show.")
+        frames = [frame for recording in recordings for frame in recording.frames]
+        if not frames:
+            raise RunError(f"{evaluator.environment.spec.id} cannot render, so there is nothing to show.")
     if output is None and can_show():
         show(frames, fps=recordings[0].fps, title=directory.id)
         return None
-    path = Path(output) if output is not None else directory.videos_dir / "play.mp4"
+    path = Path(output) if output is not None else directory.output("videos", "play.mp4")
     return write_video(path, frames, recordings[0].fps)
 
 
@@ -447,13 +272,14 @@ def collect(
     overwrite: bool = False,
     overrides: Sequence[str] = (),
     runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Dataset:
     """Write a dataset from a run's policy, or from the "random" one in `environment`; see docs/datasets.md."""
     run = None if source == "random" else _directory(source, runs_dir)
     if output is None and (run is None or format == "minari"):
         raise ConfigError("Say where the dataset goes: --output data/cartpole, or cartpole/random-v0 for Minari.")
-    place = default_output(run) if output is None and run is not None else output
+    place = run.output("episodes") if output is None and run is not None else output
     request = Request(str(place), steps, episodes, format, mode, seed, num_envs, checkpoint, overwrite, progress)
     if run is None:
         return collect_random(environment, list(overrides), request)
@@ -461,7 +287,36 @@ def collect(
         raise ConfigError(
             f"{overrides[0]}: a run's policy plays in the run's own environment; only random takes settings."
         )
-    return collect_run(run, environment, request)
+    return collect_run(run, environment, request, trust)
+
+
+def dream(
+    run: RunReference,
+    *,
+    horizon: int = 45,
+    context: int = 5,
+    sequences: int = 4,
+    output: str | Path | None = None,
+    checkpoint: str | Path = "latest",
+    seed: int | None = None,
+    runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
+) -> FilmFiles:
+    """Play `sequences` new episodes and film real, reconstruction and open loop: the model sees `context` rows, then
+    only the actions for `horizon` more."""
+    for name, value in {"horizon": horizon, "context": context, "sequences": sequences}.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}: write a whole number of at least 1.")
+    if output is not None:
+        check_name(Path(output))
+    with _acting(run, runs_dir, checkpoint, seed, trust, num_envs=sequences) as (directory, agent, evaluator):
+        if not can_dream(agent.workflow):
+            raise ConfigError(
+                f"Run {directory.id} cannot dream: {type(agent.workflow).__name__} has no world model. "
+                f"Watch it with `rl-lab play {directory.id}`, or train one that can with `rl-lab train dreamer_v3`."
+            )
+        path = Path(output) if output is not None else directory.output("videos", "dream.mp4")
+        return film_dreams(agent, evaluator, path, sequences=sequences, context=context, horizon=horizon)
 
 
 def make_env(id: str, **settings: Any) -> Environment:

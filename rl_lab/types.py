@@ -6,11 +6,14 @@ for the one data convention that all of these follow.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:  # only names in annotations: commands that train nothing start without torch
+    from collections.abc import Callable
+
     import numpy as np
     from torch import Tensor
 
@@ -141,6 +144,12 @@ class EnvRows:
     is_last: np.ndarray  # bool [N]
     is_terminal: np.ndarray  # bool [N]
 
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> EnvRows:
+        """The same rows with `function` applied to every array."""
+        observation = {key: function(values) for key, values in self.observation.items()}
+        flags = (self.is_first, self.is_last, self.is_terminal)
+        return EnvRows(observation, function(self.reward), *(function(values) for values in flags))
+
 
 @dataclass(frozen=True)
 class TimeStep:
@@ -187,12 +196,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished episode."""
+    """One finished episode, or what there was of it when it was cut."""
 
     env_index: int
     episode_return: float
     length: int  # agent steps
     is_terminal: bool  # False: a time limit ended it
+    is_cut: bool = False  # by an evaluation's time-out: the environment would have gone on
 
 
 @dataclass(frozen=True)
@@ -205,14 +215,6 @@ class CollectResult:
 
 
 @dataclass(frozen=True)
-class HookResult:
-    """What the Orchestrator hands the PhaseScheduler after any hook."""
-
-    counts: Counts
-    metrics: Metrics = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class LossOutput:
     """Named loss terms (names = `loss_scales` keys = `loss/<name>` in logs), metrics, and by-products."""
 
@@ -220,16 +222,17 @@ class LossOutput:
     metrics: Metrics = field(default_factory=dict)
     aux: Batch = field(default_factory=dict)
 
-    def total(self, scales: dict[str, float]) -> Tensor:
-        """The scaled sum; a term without a scale, or a scale without a term, is our own mistake."""
+    def total(self, scales: Mapping[str, float | Tensor]) -> Tensor:
+        """The scaled sum; a term without a scale, or a scale without a term, is our own mistake. Scales are numbers, or
+        0-dim tensors where a CUDA graph reads them."""
         assert self.terms.keys() == scales.keys(), f"loss terms {sorted(self.terms)} != scales {sorted(scales)}"
         total: Tensor | None = None
         for name, term in self.terms.items():
             scale = scales[name]
-            if total is None and scale:
-                total = term if scale == 1.0 else term * scale
-            elif total is not None and scale:
-                total = total.add(term, alpha=scale)  # product and sum in one node
+            if not isinstance(scale, int | float):
+                total = term * scale if total is None else total.addcmul(term, scale)
+            elif scale != 0.0:
+                total = term * scale if total is None else total.add(term, alpha=scale)  # product and sum in one node
         return next(iter(self.terms.values())) * 0.0 if total is None else total
 
 
@@ -244,6 +247,18 @@ class Progress:
     run: Counts = field(default_factory=Counts)
     phase: Counts = field(default_factory=Counts)
     cycles: int = 0  # collect-and-update rounds of the current phase
+
+
+class ScheduledNumber(Protocol):
+    """A number that changes over a run, such as `linear(0.4, 1.0)` (rl_lab.training.schedules)."""
+
+    @property
+    def start(self) -> float: ...
+
+    @property
+    def end(self) -> float | None: ...
+
+    def __call__(self, progress: Progress) -> float: ...
 
 
 @dataclass(frozen=True)

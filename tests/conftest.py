@@ -25,6 +25,12 @@ with suppress(ImportError):
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads or writes the user's own list of trusted packages."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
 @pytest.fixture
 def runs_dir(tmp_path: Path) -> Path:
     """Where a test keeps its runs."""

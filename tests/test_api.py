@@ -15,8 +15,14 @@ import pytest
 import rl_lab
 from rl_lab import api
 from rl_lab.config.compose import apply_overrides
+from rl_lab.experiment import session
+from rl_lab.experiment.load import differences
+from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.runs import report
+from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import ConfigError, RunError
+from rl_lab.utils.signals import ASKING
 from rl_lab.utils.tree import leaves_with_paths
 from rl_lab.workflows.ppo import PPO
 
@@ -111,9 +117,33 @@ def test_masks_that_an_environment_does_not_have_leave_no_run(runs_dir: Path) ->
 
 def test_resume_existing_returns_a_finished_run_untouched(finished: api.Run) -> None:
     before = (finished.path / "metrics.jsonl").read_bytes()
-    again = train(finished.path.parent, run_id="finished", resume_existing=True)
+    again = train(finished.path.parent, run_id="finished", seed=3, resume_existing=True)
     assert again.id == finished.id
     assert (finished.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_existing_refuses_other_settings_with_the_difference(finished: api.Run) -> None:
+    more = ["algorithm.clip_range=0.5", "+environment.kwargs.sutton_barto_reward=true", "environment.max_restarts=3"]
+    with pytest.raises(ConfigError) as refusal:
+        train(finished.path.parent, *more, run_id="finished", resume_existing=True)
+    assert str(refusal.value).splitlines() == [
+        "Run finished has other settings than those asked for:",
+        "  seed: 3 in the run, 0 asked for",
+        "  algorithm.clip_range: 0.2 in the run, 0.5 asked for",
+        "  environment.kwargs.sutton_barto_reward: nothing in the run, True asked for",
+        "  To go on with its own, write `rl-lab resume finished`; for others choose another --run-id.",
+    ]
+
+
+def test_many_differences_are_not_all_listed(finished: api.Run) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)asked for:.*\.\.\. and \d+ more\n  To go on"):
+        api.train("dqn_cartpole", run_id="finished", runs_dir=finished.path.parent, resume_existing=True)
+
+
+def test_settings_that_a_newer_version_knows_are_no_difference() -> None:
+    run, asked = {"environment": {"id": "A"}, "runs": {"id": "x"}}, {"environment": {"id": "A", "new": 1}, "runs": {}}
+    assert differences(run, asked, []) == []
+    assert differences(run, asked, ["+environment.new=1"]) == ["environment.new: nothing in the run, 1 asked for"]
 
 
 def test_the_same_seed_gives_the_same_rows(finished: api.Run, runs_dir: Path) -> None:
@@ -148,6 +178,8 @@ def test_a_failure_is_recorded_with_its_reason(runs_dir: Path, monkeypatch: pyte
         train(runs_dir, run_id="failed")
     status = json.loads((runs_dir / "failed" / "status.json").read_text())
     assert (status["state"], status["message"]) == ("failed", "MemoryError: no memory left")
+    log = (runs_dir / "failed" / "run.log").read_text()
+    assert "Traceback (most recent call last)" in log and "in fails" in log and "MemoryError: no memory left" in log
 
 
 def test_a_loss_that_is_not_finite_fails_the_run_with_advice(runs_dir: Path) -> None:
@@ -159,29 +191,64 @@ def test_a_loss_that_is_not_finite_fails_the_run_with_advice(runs_dir: Path) -> 
 # --- interruptions and resuming ----------------------------------------------------------------
 
 
-@pytest.fixture
-def interrupted(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> api.Run:
-    """A run that was asked to leave in its second cycle."""
+def train_and_ask(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, number: int, **settings: Any) -> None:
+    """A training that gets a signal in its second cycle."""
     calls = iter(range(100))
     original = Orchestrator._cycle
 
     def asked(self: Orchestrator, *arguments: Any) -> None:
         original(self, *arguments)
         if next(calls) == 1:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
 
-    monkeypatch.setattr(Orchestrator, "_cycle", asked)
-    run = train(runs_dir, run_id="interrupted", seed=3)
-    monkeypatch.undo()
-    return run
+    with monkeypatch.context() as patched:
+        patched.setattr(Orchestrator, "_cycle", asked)
+        train(runs_dir, **settings)
 
 
-def test_a_signal_saves_and_leaves(interrupted: api.Run) -> None:
-    assert interrupted.status["state"] == "interrupted"
-    assert interrupted.status["message"] == "Continue with `rl-lab resume interrupted`."
-    assert interrupted.status["counts"]["updates"] == 2
-    assert interrupted.signal_number == signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+@pytest.fixture
+def interrupted(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> api.Run:
+    """A run that was asked to leave in its second cycle."""
+    with pytest.raises(SystemExit):
+        train_and_ask(runs_dir, monkeypatch, signal.SIGTERM, run_id="interrupted", seed=3)
+    return api.Run(RunDirectory.open(runs_dir / "interrupted"))
+
+
+@pytest.mark.parametrize("number", ASKING, ids=lambda number: number.name)
+def test_a_signal_saves_and_ends_the_script(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as left:
+        train_and_ask(runs_dir, monkeypatch, number, run_id="asked")
+    assert isinstance(left.value, KeyboardInterrupt) or left.value.code == 128 + number
+    assert isinstance(left.value, KeyboardInterrupt) == (number == signal.SIGINT)
+    assert left.value.__notes__ == [f"Continue with `rl-lab resume {runs_dir / 'asked'}`."]
+    status = RunDirectory.open(runs_dir / "asked").read_status()
+    assert (status["state"], status["counts"]["updates"]) == ("interrupted", 2)
+    assert status["message"] == "Continue with `rl-lab resume asked`."
+    assert signal.getsignal(number) == before
+
+
+def test_a_hang_up_that_nohup_ignores_changes_nothing(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        train_and_ask(runs_dir, monkeypatch, signal.SIGHUP, run_id="nohup")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert RunDirectory.open(runs_dir / "nohup").read_status()["state"] == "finished"
+
+
+def test_a_signal_in_the_last_cycle_leaves_before_the_final_evaluation(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluations: list[int] = []
+    monkeypatch.setattr(PPO, "evaluate", lambda self, episodes: evaluations.append(episodes) or {})
+    with pytest.raises(SystemExit):
+        train_and_ask(runs_dir, monkeypatch, signal.SIGTERM, run_id="last", training__limit_cycles=2)
+    assert not evaluations
+    assert api.resume("last", runs_dir=runs_dir, quiet=True).status["state"] == "finished"
+    assert evaluations == [2]
 
 
 def test_an_interrupted_run_is_resumed_to_its_end(interrupted: api.Run, finished: api.Run) -> None:
@@ -191,30 +258,66 @@ def test_an_interrupted_run_is_resumed_to_its_end(interrupted: api.Run, finished
     assert "Resumed interrupted at" in (resumed.path / "run.log").read_text()
 
 
-def test_a_second_signal_leaves_at_once(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_leaves_at_once(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked_twice(self: PPO, *arguments: Any, **settings: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(PPO, "update_controller", asked_twice)
     with pytest.raises(KeyboardInterrupt) as left:
         train(runs_dir, run_id="hurried")
-    assert left.value.args == (signal.SIGTERM,)
     assert left.value.__notes__ == ["Left at once. Continue with `rl-lab resume hurried`."]
     status = json.loads((runs_dir / "hurried" / "status.json").read_text())
     assert status["state"] == "interrupted"
     assert status["message"] == "Left at once. Continue with `rl-lab resume hurried`."
 
 
-def test_in_the_last_evaluation_the_first_signal_leaves_and_a_resumed_run_repeats_the_end(
-    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_job_queue_sends_twice_does_not_hurry(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = PPO.update_controller
+
+    def asked_twice(self: PPO, *arguments: Any, **settings: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+        return original(self, *arguments, **settings)
+
+    monkeypatch.setattr(PPO, "update_controller", asked_twice)
+    with pytest.raises(SystemExit) as left:
+        train(runs_dir, run_id="patient")
+    assert left.value.code == 143
+    assert (runs_dir / "patient" / "checkpoints" / "latest").is_dir()
+
+
+STAGES = {
+    "final evaluation": (PPO, "evaluate"),
+    "video": (session, "record_video"),
+    "report": (session, "write_report"),
+    "curve": (report, "write_curve"),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_where_a_run_only_looks_the_first_signal_leaves_and_a_resumed_run_repeats_the_end(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, stage: str, number: signal.Signals, finished: api.Run
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(PPO, "evaluate", lambda self, **settings: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            train(runs_dir, "evaluation.every_steps=null", run_id="hasty")
-    assert json.loads((runs_dir / "hasty" / "status.json").read_text())["state"] == "interrupted"
-    assert rl_lab.resume("hasty", runs_dir=runs_dir, quiet=True).status["state"] == "finished"
+        patched.setattr(*STAGES[stage], lambda *_, **__: signal.raise_signal(number))
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            train(runs_dir, "evaluation.every_steps=null", run_id="hasty", seed=3, evaluation__video=True)
+    status = json.loads((runs_dir / "hasty" / "status.json").read_text())
+    assert (status["state"], status["counts"]["updates"]) == ("interrupted", 3)
+    resumed = rl_lab.resume("hasty", runs_dir=runs_dir, quiet=True)
+    assert resumed.status["state"] == "finished"
+    assert resumed.status["final_score"] == finished.status["final_score"]
+    assert (resumed.path / "report.md").is_file() and list((resumed.path / "videos").glob("*.mp4"))
+
+
+def test_a_signal_after_the_end_leaves_the_run_finished(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(LiveDisplay, "summary", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            train(runs_dir, run_id="late")
+    assert RunDirectory.open(runs_dir / "late").read_status()["state"] == "finished"
 
 
 def test_a_run_without_a_checkpoint_starts_from_its_beginning(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +335,7 @@ def test_a_run_that_died_over_its_report_makes_it_when_resumed(runs_dir: Path, m
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr(api, "write_report", die)
+        patched.setattr(session, "write_report", die)
         with pytest.raises(SystemExit):
             api.train("ppo_cartpole", overrides=DEBUG, run_id="cut", runs_dir=runs_dir, quiet=True)
     assert not (runs_dir / "cut" / "report.md").exists()
@@ -248,9 +351,27 @@ def test_a_finished_run_is_not_resumed(finished: api.Run) -> None:
         api.resume(finished, quiet=True)
 
 
-def test_an_exact_resume_takes_no_overrides(interrupted: api.Run) -> None:
-    with pytest.raises(ConfigError, match="An exact resume takes no overrides.*warm_start_optimizer"):
+def test_an_exact_resume_takes_no_overrides_that_change_a_number(interrupted: api.Run) -> None:
+    with pytest.raises(
+        ConfigError, match="seed=1: an exact resume .* changes only environment.max_restarts and .*optim"
+    ):
         api.resume(interrupted, overrides=["seed=1"])
+
+
+@pytest.mark.parametrize("how", ["resume", "train"])
+def test_the_restarts_an_environment_may_have_can_be_changed_at_a_resume(
+    interrupted: api.Run, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    seen: list[Any] = []
+    original = session.build
+    monkeypatch.setattr(session, "build", lambda config, **things: seen.append(config) or original(config, **things))
+    if how == "resume":
+        resumed = api.resume(interrupted, overrides=["environment.max_restarts=77"], quiet=True)
+    else:
+        more = ["environment.max_restarts=77"]
+        resumed = train(interrupted.path.parent, *more, run_id="interrupted", seed=3, resume_existing=True)
+    assert resumed.status["state"] == "finished"
+    assert seen[0]["environment"]["max_restarts"] == 77
 
 
 def test_a_mode_that_is_not_there_is_refused(finished: api.Run) -> None:

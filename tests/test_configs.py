@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from rl_lab.api import collect, train
-from rl_lab.config.compose import compose, list_experiments
+from rl_lab.config.compose import compose
 from rl_lab.config.construct import resolve_target
-from rl_lab.config.files import PACKAGE_CONFIGS, documented_keys
-from rl_lab.config.schema import CheckpointBlock, EvaluationBlock, LoggingBlock, RunsBlock
+from rl_lab.config.experiments import list_experiments
+from rl_lab.config.explain import documented_keys
+from rl_lab.config.files import PACKAGE_CONFIGS
+from rl_lab.config.schema import CheckpointBlock, EvaluationBlock, LoggingBlock, RunsBlock, StopBlock
 from rl_lab.environments.factory import make_environment
 from rl_lab.experiment.build import check
-from rl_lab.orchestration.stopping import StopRules
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
 from rl_lab.types import MissingExtraError
@@ -91,6 +92,7 @@ def test_every_memory_can_be_chosen(memory: str) -> None:
 TASKS = {  # environment, kind of its image or vector, environments, frames per agent step, updates per agent step
     "none": ("Pendulum-v1", None, 16, 1, 1.0),
     "dmc_proprio": ("dmc/walker_walk", "state", 16, 1, 1.0),
+    "dmc_proprio_2024": ("dmc/walker_walk", "state", 16, 2, 0.5),
     "dmc_vision": ("dmc/walker_walk", "pixels", 16, 1, 0.25),
     "minigrid": ("MiniGrid-DoorKey-5x5-v0", None, 16, 1, 1.0),
     "classic_control": ("CartPole-v1", None, 4, 1, 1.0),
@@ -113,6 +115,12 @@ def test_every_task_sets_up_dreamer(task: str) -> None:
         check(compose("dreamer_v3", [f"task={task}", *small]))
     except MissingExtraError as missing:
         pytest.skip(str(missing))
+
+
+def test_the_first_release_is_set_up_alike_on_every_task() -> None:
+    for words, task in (([], "walker_walk"), (["environment=dmc/finger_spin"], "finger_spin")):
+        environment = compose("dreamer_v3_2023", words)["environment"]
+        assert (environment["id"], environment["num_envs"], environment["action_repeat"]) == (f"dmc/{task}", 4, 1)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -177,7 +185,7 @@ def test_every_option_of_an_optimizer_can_be_overridden(file: Path) -> None:
         ("runs", RunsBlock, set()),
         ("runtime", Runtime, set()),
         ("training.checkpoint", CheckpointBlock, set()),
-        ("training.stop", StopRules, set()),
+        ("training.stop", StopBlock, set()),
     ],
 )
 def test_every_option_of_a_block_can_be_overridden(path: str, schema: Any, filled_in: set[str]) -> None:
@@ -192,7 +200,7 @@ def test_defaults_in_yaml_and_code_agree_where_the_block_is_optional() -> None:
     config = compose("ppo")
     for path, schema in (("evaluation", EvaluationBlock), ("logging", LoggingBlock), ("runs", RunsBlock)):
         assert schema(**config[path]) == schema(), path
-    assert StopRules(**config["training"]["stop"]) == StopRules()
+    assert StopBlock(**config["training"]["stop"]) == StopBlock()
     assert CheckpointBlock(**config["training"]["checkpoint"]) == CheckpointBlock()
 
 

@@ -22,8 +22,8 @@ from rl_lab.buffers.prioritized import PrioritizedReplayBuffer
 from rl_lab.buffers.replay import ReplayBuffer
 from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.buffers.sequence import SequenceReplay
+from rl_lab.config.phases import make_phase
 from rl_lab.orchestration.orchestrator import Orchestrator
-from rl_lab.orchestration.phase_scheduler import make_phase
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Workflow
 from tests.doubles import counter, make_orchestrator

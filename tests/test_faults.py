@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from rl_lab import api
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.lock import RunLock
 from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.verify import verify_run
 from rl_lab.types import EnvironmentFault, RunError
 from tests.test_resume import assert_same_run, overrides_of, reproducible_rows
 
@@ -78,6 +80,43 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so(tmp_path: Path, monkeyp
         truncate(checkpoint / "controllers.pt")
     with pytest.raises(RunError, match=r"controllers\.pt"):
         api.resume("cut", runs_dir=tmp_path, quiet=True)
+
+
+def test_an_exact_resume_refuses_a_changed_config_and_names_changed_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory.open(cut_short(tmp_path, "cut", monkeypatch))
+    text = run.read_config_text()
+    run.config_path.write_text(text.replace("seed: ", "seed: 1"))
+    with pytest.raises(RunError, match="has been changed since run 'cut' began"):
+        api.resume("cut", runs_dir=tmp_path, quiet=True)
+    run.config_path.write_text(text)
+    manifest = run.read_manifest()
+    run.write_manifest({**manifest, "packages": {**manifest["packages"], "torch": "1.0.0"}, "cpu": "Abacus"})
+    api.resume("cut", runs_dir=tmp_path, quiet=True)
+    log = run.log_path.read_text()
+    assert "This run began with CPU Abacus, now" in log and "torch 1.0.0, now" in log
+
+
+def test_an_environment_that_changes_the_working_directory_moves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_lab.workflows.ppo import PPO
+
+    original = PPO.update_controller
+    (tmp_path / "elsewhere").mkdir()
+
+    def moves(self: PPO, *arguments: Any, **keywords: Any) -> Any:
+        os.chdir(tmp_path / "elsewhere")
+        return original(self, *arguments, **keywords)
+
+    monkeypatch.setattr(PPO, "update_controller", moves)
+    monkeypatch.chdir(tmp_path)
+    run = train(Path("runs"), "mine")
+    assert run.status["state"] == "finished"
+    assert run.path == tmp_path / "runs" / "mine"
+    assert verify_run(run.directory).findings == []
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_checkpoint_of_another_network_is_refused_with_the_paths_that_differ(tmp_path: Path) -> None:

@@ -150,6 +150,12 @@ SMALL_V1 = ["components.dynamics.latent.size=4", "algorithm.free_nats=1.0"]
             + ["optimizers.actor.learning_rate=1e-3"],
             1_600,
         ),
+        (
+            "dreamer_v3_2023",
+            ["environment=gymnasium", "components.dynamics.latent.groups=8", "components.dynamics.latent.classes=8"]
+            + ["optimizers.actor.learning_rate=1e-3"],
+            1_600,
+        ),
     ],
 )
 def test_the_older_dreamers_learn_through_their_models(experiment: str, parts: list[str], count: int) -> None:

@@ -9,24 +9,33 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rl_lab import api
-from rl_lab.buffers.archive import rows_in_full
+from rl_lab.buffers.storage.archive import RingArchive
+from rl_lab.buffers.storage.rows import RowRing
+from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.compose import compose
+from rl_lab.experiment import film, session
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.metrics.names import is_wall_clock
+from rl_lab.orchestration.housekeeping import Housekeeping
+from rl_lab.runs import report
 from rl_lab.runs.checkpoint import CheckpointStore
+from rl_lab.runs.index import RunIndex
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.utils.tree import equal
+from tests.fault_injection import killed_at, operations_of
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
 
@@ -118,6 +127,17 @@ def overrides_of(case: str, *, updates: int) -> tuple[str, list[str]]:
 def reproducible_rows(run_path: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (run_path / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if not is_wall_clock(name)} for row in rows]
+
+
+def rows_in_full(directory: Path, state: Any) -> Any:
+    """A buffer's state with its rows in it rather than in files, to compare runs that hold the same rows."""
+    if state.get("log") is None:
+        return state
+    ring = RowRing(num_envs=state["num_envs"], slots_per_env=state["slots_per_env"])
+    end = state["answered"] + bool(state["pending_keys"])
+    begin = max(state["forgotten"], end - ring.slots_per_env)
+    RingArchive(ring, directory).load(state["log"], begin=begin, end=state["answered"])
+    return {**state, "log": None, "rows": ring.get_rows(min(end, ring.slots_per_env))}
 
 
 def reproducible_state(run_path: Path) -> dict[str, Any]:
@@ -242,6 +262,104 @@ def test_a_killed_run_resumes_bit_for_bit(case: str, seed: int, tmp_path: Path) 
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 
+# --- kill -9 where a run only looks at itself: final evaluation, video, report ---
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The same run twice: finished, and as it is when training is over and its end is still to come."""
+
+    whole: Path
+    trained: Path
+
+    def copy(self, place: Path) -> Path:
+        """The second of the two, in a folder of its own."""
+        return Path(shutil.copytree(self.trained, place / self.trained.name, symlinks=True))
+
+
+def finish(run: Path) -> None:
+    api.resume(run.name, runs_dir=run.parent, quiet=True)
+
+
+def killed_while(run: Path, owner: Any, name: str) -> bool:
+    """Let the end of a run be killed in a function: in another process, which is forked."""
+    child = os.fork()
+    if child == 0:
+        setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            finish(run)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def assert_ends_the_same(run: Path, ending: Ending) -> None:
+    if RunDirectory.open(run).read_status()["state"] != "finished":
+        finish(run)
+    assert_same_run(run, ending.whole)
+    assert RunDirectory.open(run).read_status()["state"] == "finished"
+    assert (run / "report.md").is_file() and (run / "learning_curve.png").is_file()
+    assert [video.name for video in (run / "videos").glob("*.mp4")] == [
+        video.name for video in (ending.whole / "videos").glob("*.mp4")
+    ]
+
+
+@pytest.fixture(scope="module")
+def ending(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    experiment, overrides = overrides_of("ppo discrete, native", updates=6)
+    more = ["evaluation.video=true", "evaluation.every_updates=null", "evaluation.timeout_steps=20"]
+    folder = tmp_path_factory.mktemp("ending")
+    api.train(experiment, overrides=[*overrides, *more], run_id="whole", runs_dir=folder, quiet=True)
+
+    def leave(self: Housekeeping, reason: str | None) -> None:
+        self.save()
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(Housekeeping, "finish", leave)
+        api.train(experiment, overrides=[*overrides, *more], run_id="cut", runs_dir=folder, quiet=True)
+    return Ending(folder / "whole", folder / "cut")
+
+
+STAGES = {
+    "final evaluation": (Evaluator, "play_episodes"),
+    "last checkpoint": (CheckpointStore, "save"),
+    "episode of the video": (Evaluator, "record_episodes"),
+    "writing the video": (film, "write_video"),
+    "report": (session, "write_report"),
+    "learning curve": (report, "write_curve"),
+    "index": (RunIndex, "record"),
+}
+
+
+def test_a_run_killed_in_every_stage_of_its_end_ends_the_same(ending: Ending, tmp_path: Path) -> None:
+    run = ending.copy(tmp_path)
+    for owner, name in STAGES.values():
+        assert killed_while(run, owner, name), name
+    assert_ends_the_same(run, ending)
+
+
+def kill_at_operations(ending: Ending, tmp_path: Path, *, every: int) -> None:
+    first = ending.copy(tmp_path / "count")
+    count = len(operations_of(first, lambda: finish(first)))
+    assert count > 100
+    for at in range(0, count, every):
+        run = ending.copy(tmp_path / str(at))
+        killed_at(run, at, lambda: finish(run), half_way=at % 2 == 0)  # noqa: B023
+        assert_ends_the_same(run, ending)
+        shutil.rmtree(run)
+
+
+def test_a_run_killed_at_some_file_operations_of_its_end_ends_the_same(ending: Ending, tmp_path: Path) -> None:
+    kill_at_operations(ending, tmp_path, every=90)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_run_killed_at_any_file_operation_of_its_end_ends_the_same(ending: Ending, tmp_path: Path) -> None:
+    kill_at_operations(ending, tmp_path, every=1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case != "random"])
 def test_many_kills_resume_bit_for_bit(case: str, tmp_path: Path) -> None:
@@ -253,7 +371,7 @@ def test_many_kills_resume_bit_for_bit(case: str, tmp_path: Path) -> None:
         assert_same_run(runs_dir / "cut", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(number: signal.Signals, tmp_path: Path) -> None:
     experiment, overrides = overrides_of("ppo discrete, native", updates=60)
     api.train(experiment, overrides=overrides, run_id="whole", runs_dir=tmp_path, quiet=True)
@@ -262,7 +380,7 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(number: signal.Signa
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "rl-lab resume cut" in errors.decode()
+    assert f"rl-lab resume {tmp_path / 'cut'}" in errors.decode()
     assert RunDirectory.open(tmp_path / "cut").read_status()["state"] == "interrupted"
     api.resume("cut", runs_dir=tmp_path, quiet=True)
     assert_same_run(tmp_path / "cut", tmp_path / "whole")

@@ -29,11 +29,11 @@ Curve = list[tuple[float, float, float]]
 
 
 def read(path: Path) -> dict[tuple[str, str], dict[str, Curve]]:
-    """Panels, their curves, and the points (env frames, return, deviation) of each."""
+    """Panels, their curves, and the points (env frames, return, std) of each."""
     panels: dict[tuple[str, str], dict[str, Curve]] = defaultdict(lambda: defaultdict(list))
     with path.open() as file:
         for row in csv.DictReader(file):
-            point = (float(row["env_frames"]), float(row["return_mean"]), float(row["return_deviation"] or 0.0))
+            point = (float(row["env_frames"]), float(row["return_mean"]), float(row["return_std"] or 0.0))
             panels[row["task"], row["observation"]][row["who"]].append(point)
     return panels
 
@@ -44,11 +44,13 @@ def draw(path: Path) -> None:
     for axes, (panel, curves) in zip(grid, panels.items(), strict=True):
         colours = iter(OURS)
         for who, points in curves.items():
-            frames, returns, deviations = (list(each) for each in zip(*points, strict=True))
+            frames, returns, stds = (list(each) for each in zip(*points, strict=True))
             thousands = [each / 1000 for each in frames]
             if who == "published":
-                low, high = zip(*((r - d, r + d) for r, d in zip(returns, deviations, strict=True)), strict=True)
-                axes.fill_between(thousands, low, high, color="#d3d3d3", linewidth=0, label="published, ± deviation")
+                low, high = zip(*((r - d, r + d) for r, d in zip(returns, stds, strict=True)), strict=True)
+                axes.fill_between(
+                    thousands, low, high, color="#d3d3d3", linewidth=0, label="published (training), ± std"
+                )
                 axes.plot(thousands, returns, color="#808080", linewidth=1.2)
             else:
                 axes.plot(thousands, returns, color=next(colours), linewidth=1.6, marker="o", markersize=3, label=who)
@@ -62,7 +64,7 @@ def draw(path: Path) -> None:
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=6.5, frameon=False, loc="upper left")
-    grid[0].set_ylabel("return of an evaluation", fontsize=8)
+    grid[0].set_ylabel("return (ours: of evaluations)", fontsize=8)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 

@@ -52,10 +52,8 @@ class ActorCritic(Workflow):
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
         scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
-        loss = self.loss(batch)
-        taken = self.optimizer.step(loss.total(scales), phase.progress)
-        terms = {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
-        return {**terms, **loss.metrics, **{f"train/{name}": value for name, value in taken.items()}}
+        self.optimizer.prepare(phase.progress)  # the learning rate of this point of the run
+        return self.gradient_step(self.optimizer, self.loss(batch), scales)
 
     def loss(self, batch: Batch) -> LossOutput:
         """

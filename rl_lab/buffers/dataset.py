@@ -11,11 +11,13 @@ stopped in mid-episode the last row is marked as a time limit would be, so that 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
@@ -23,22 +25,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 
+from rl_lab.buffers.budget import free_memory_bytes, size
+from rl_lab.buffers.storage.rows import Arrays
 from rl_lab.types import ROW_KEYS, ActionSpec, ConfigError, EnvSpec, did_you_mean
-
-Arrays = dict[str, np.ndarray]
 
 SCHEMA_VERSION = 1
 DESCRIPTION_FILE = "dataset.json"
 CHUNK_BYTES = 64 * 2**20  # before compression: what reading or writing holds in memory at a time
 _BLOCK_ROWS = 65_536
+_MOST_DESCRIPTION_BYTES = 2**26
+_PLAIN_KEYS = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations")
+
+# What zipfile, zlib and numpy raise for bytes that are no npz file of plain arrays; anything else is a bug of ours.
+_NPZ_ERRORS = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, TypeError),
+    *(NotImplementedError, RuntimeError, SyntaxError, tokenize.TokenError),
+)
 
 
 @dataclass(frozen=True)
 class RowSource:
     """Rows that can be read once from the beginning to the end, in blocks."""
 
-    name: str  # how messages call it
+    name: str  # in messages
     num_rows: int
     blocks: Callable[[], Iterator[Arrays]]
     fingerprint: str  # of the content, wherever it lies
@@ -48,7 +59,7 @@ class RowSource:
 
 
 def write_dataset(path: Path, episodes: Iterable[Arrays], description: Callable[[], Mapping[str, Any]]) -> None:
-    """Write episodes as they come, then what `description` says of them; nothing is at `path` before all of it is."""
+    """Write episodes as they come, then their `description`; nothing is at `path` before everything is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had our number, as in a container begun anew
@@ -65,30 +76,26 @@ def write_dataset(path: Path, episodes: Iterable[Arrays], description: Callable[
 
 
 def _write_chunks(folder: Path, episodes: Iterable[Arrays]) -> Iterator[dict[str, Any]]:
-    waiting: list[Arrays] = []
-    count = size = 0
+    for count, group in enumerate(_groups(episodes)):
+        rows = {key: np.concatenate([episode[key] for episode in group]) for key in group[0]}
+        file = folder / f"chunk_{count:05d}.npz"
+        np.savez_compressed(file, **rows)  # type: ignore[arg-type]  # keys are names, not its `allow_pickle`
+        sums = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
+        yield {"file": file.name, "rows": len(rows["reward"]), **sums}
+
+
+def _groups(episodes: Iterable[Arrays]) -> Iterator[list[Arrays]]:
+    """Episodes that make a chunk together."""
+    group: list[Arrays] = []
+    taken = 0
     for episode in episodes:
-        waiting.append(episode)
-        size += sum(value.nbytes for value in episode.values())
-        if size >= CHUNK_BYTES:
-            yield _write_chunk(folder / f"chunk_{count:05d}.npz", waiting)
-            waiting, size, count = [], 0, count + 1
-    if waiting:
-        yield _write_chunk(folder / f"chunk_{count:05d}.npz", waiting)
-
-
-def _write_chunk(file: Path, episodes: list[Arrays]) -> dict[str, Any]:
-    rows = {key: np.concatenate([episode[key] for episode in episodes]) for key in episodes[0]}
-    memory = io.BytesIO()
-    np.savez_compressed(memory, **rows)  # type: ignore[arg-type]  # keys are names, not its `allow_pickle`
-    data = memory.getvalue()
-    file.write_bytes(data)
-    return {
-        "file": file.name,
-        "rows": len(rows["reward"]),
-        "bytes": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }
+        group.append(episode)
+        taken += sum(value.nbytes for value in episode.values())
+        if taken >= CHUNK_BYTES:
+            yield group
+            group, taken = [], 0
+    if group:
+        yield group
 
 
 def spec_description(spec: EnvSpec) -> dict[str, Any]:
@@ -105,15 +112,17 @@ def spec_description(spec: EnvSpec) -> dict[str, Any]:
 
 
 def open_folder(path: Path, spec: EnvSpec) -> RowSource:
-    """A collected folder; what its description says is checked against the environment before any row is read."""
+    """A collected folder; its description is checked against the environment before any row is read."""
     file = path / DESCRIPTION_FILE
     try:
+        if file.stat().st_size > _MOST_DESCRIPTION_BYTES:
+            raise ValueError(f"it has {size(file.stat().st_size)}")
         description = json.loads(file.read_text(encoding="utf-8"))
         version, chunks = description["schema_version"], description["chunks"]
         listed = [(str(chunk["file"]), int(chunk["rows"]), str(chunk["sha256"])) for chunk in chunks]
         stored = {key: (tuple(each["shape"]), str(each["dtype"])) for key, each in description["observation"].items()}
         action = (str(description["action"]["kind"]), tuple(description["action"]["sizes"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"Dataset {path}: {file.name} is damaged ({error!r}). Collect the dataset again.") from error
     if version != SCHEMA_VERSION:
         raise ConfigError(
@@ -121,51 +130,87 @@ def open_folder(path: Path, spec: EnvSpec) -> RowSource:
             "Upgrade with `pip install --upgrade rl-lab`, or collect it again."
         )
     _check_keys(stored, spec, name=str(path))
-    for key, (shape, dtype) in stored.items():
-        expected = (spec.observation[key].shape, spec.observation[key].dtype)
-        if (shape, dtype) != expected:
-            raise _mismatch(str(path), key, _words((shape, dtype)), _words(expected), spec)
-    if action != (spec.action.kind, spec.action.sizes):
-        raise _mismatch(str(path), "action", _words(action), _words((spec.action.kind, spec.action.sizes)), spec)
+    expected: dict[str, Any] = {key: (each.shape, each.dtype) for key, each in spec.observation.items()}
+    expected["action"] = (spec.action.kind, spec.action.sizes)
+    for key, found in {**stored, "action": action}.items():
+        if found != expected[key]:
+            raise _mismatch(str(path), key, _words(found), _words(expected[key]), spec)
     for name, _, _ in listed:
         if not (path / name).is_file():
             raise ConfigError(
                 f"Dataset {path}: {name} is missing, {DESCRIPTION_FILE} lists {len(listed)} chunks. "
                 "Copy the whole folder again, or collect it again with `rl-lab collect`."
             )
-
-    def blocks() -> Iterator[Arrays]:
-        for name, rows, digest in listed:
-            yield _read_chunk(path / name, rows, digest)
-
-    digests = "".join(digest for _, _, digest in listed)
-    return RowSource(
-        str(path), sum(rows for _, rows, _ in listed), blocks, hashlib.sha256(digests.encode()).hexdigest()
-    )
+    fingerprint = hashlib.sha256("".join(digest for _, _, digest in listed).encode()).hexdigest()
+    read = lambda: (_read_chunk(path / name, rows, digest) for name, rows, digest in listed)  # noqa: E731
+    return RowSource(str(path), sum(rows for _, rows, _ in listed), read, fingerprint)
 
 
 def _read_chunk(file: Path, rows: int, digest: str) -> Arrays:
-    data = file.read_bytes()
-    if hashlib.sha256(data).hexdigest() != digest:
+    if file_digest(file) != digest:
         raise ConfigError(
             f"Dataset {file.parent}: {file.name} is cut off or damaged: its checksum is not the one in "
             f"{DESCRIPTION_FILE}. Copy it again, or collect the dataset again with `rl-lab collect`."
         )
-    chunk = _load(io.BytesIO(data), str(file))
-    found = {len(value) for value in chunk.values()}
-    assert found == {rows}, f"{file} holds {found} rows where {rows} are listed"
+    chunk = _load(file)
+    lengths = {key: len(value) for key, value in chunk.items()}
+    if set(lengths.values()) != {rows}:
+        raise ConfigError(
+            f"Dataset {file.parent}: {file.name} holds {lengths} rows where {DESCRIPTION_FILE} lists {rows}. Collect "
+            "the dataset again."
+        )
     return chunk
 
 
-def _load(file: Any, name: str) -> Arrays:
+def _load(file: Path) -> Arrays:
+    """The arrays of an npz file; the sizes in their headers are checked before any of them is read."""
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, AttributeError) as error:
+        with zipfile.ZipFile(file) as archive:
+            members = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            check_memory(str(file), sum(_array_bytes(archive, key, entry) for key, entry in members.items()))
+            return {key: npy.read_array(archive.open(entry), allow_pickle=False) for key, entry in members.items()}
+    except ConfigError:
+        raise
+    except _NPZ_ERRORS as error:
         raise ConfigError(
-            f"Dataset {name} is no npz file that can be read ({error}): it is cut off, damaged, of another kind, or "
+            f"Dataset {file} is no npz file that can be read ({error}): it is cut off, damaged, of another kind, or "
             "holds Python objects. Write it with numpy.savez from plain arrays."
         ) from error
+
+
+def _array_bytes(archive: zipfile.ZipFile, key: str, entry: zipfile.ZipInfo) -> int:
+    """What an array takes in memory by its header, which is read alone."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"'{key}' is compressed in a way that numpy does not write")
+    with archive.open(entry) as member:
+        is_first_version = npy.read_magic(member) == (1, 0)
+        shape, _, dtype = (npy.read_array_header_1_0 if is_first_version else npy.read_array_header_2_0)(member)
+        header_bytes = member.tell()
+    if dtype.hasobject:
+        raise ValueError(f"'{key}' holds Python objects")
+    if not shape:
+        raise ConfigError(
+            f"Dataset {archive.filename}: '{key}' is a single number; an array with one entry per step is expected. "
+            "Store arrays [T, ...]."
+        )
+    taken = prod(shape) * dtype.itemsize
+    if entry.file_size != header_bytes + taken:
+        raise ValueError(f"'{key}' has {entry.file_size} bytes where its header says {header_bytes + taken}")
+    return taken
+
+
+def check_memory(name: str, taken: int) -> None:
+    """Refuse rows that do not fit in memory before they are read."""
+    if taken > (free := free_memory_bytes()):
+        raise ConfigError(
+            f"Dataset {name} would take {size(taken)} of memory, but {size(free)} are free: use a smaller dataset, or "
+            "a machine with more memory."
+        )
+
+
+def file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- the plain layout: one file, one flat sequence of steps --------------------------------------
@@ -179,56 +224,66 @@ def open_plain(path: Path, spec: EnvSpec) -> RowSource:
     our rows      o0 a0   o1 a1   o2 a2   last | o3 ...   `last` shows next_observations[2] where the file has them
     reward        0       r0      r1      r2
 
-    Without them a terminated episode repeats o2 in its last row, which nobody values, and a truncated one, whose last
-    observation is valued, ends a step earlier: in o2.
+    Without them a terminated episode repeats o2 in its last row, whose value is never used, and a truncated one, whose
+    last observation is bootstrapped from, ends a step earlier: in o2.
     """
-    name, data = str(path), _load(path, str(path))
-    known = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations")
-    for key in known:
-        if key not in data and key != "next_observations" and not any(each.startswith(f"{key}.") for each in data):
+    name, data = str(path), _load(path)
+    has_named = any(key.startswith("observations.") for key in data)
+    for key in _PLAIN_KEYS:
+        if key not in data and key != "next_observations" and not (key == "observations" and has_named):
             raise ConfigError(
                 f"Dataset {name} lacks '{key}'.{did_you_mean(key, data)} It has: {', '.join(data) or 'nothing'}. "
-                f"A plain file holds {', '.join(known)} (next_observations may be left out); several observation keys "
-                "are written observations.NAME."
+                f"A plain file holds {', '.join(_PLAIN_KEYS)} (next_observations may be left out); several observation "
+                "keys are written observations.NAME."
             )
     observations = _observations(data, "observations", spec)
     following = _observations(data, "next_observations", spec)
     _check_keys(observations, spec, name=name)
-    steps = {key: np.asarray(data[key]) for key in ("rewards", "terminations", "truncations", "actions")}
-    lengths = {key: len(value) for key, value in {**steps, **observations, **following}.items()}
-    if len(set(lengths.values())) > 1:
-        raise ConfigError(f"Dataset {name}: arrays differ in length: {lengths}. One entry per step belongs in each.")
-    terminated, truncated = (_flag(steps[key], name) for key in ("terminations", "truncations"))
+    _check_steps(data, observations, following, name)
+    rewards, terminated, truncated = (data[key].reshape(-1) for key in ("rewards", "terminations", "truncations"))
+    terminated, truncated = terminated.astype(bool), truncated.astype(bool)
+    actions = to_policy_actions(data["actions"], spec.action, name=name)
     plan = _plan_rows(terminated, terminated | truncated, has_following=bool(following))
-    actions = to_policy_actions(steps["actions"], spec.action, name=name)
 
     def blocks() -> Iterator[Arrays]:
-        for begin in range(0, len(plan.step), _BLOCK_ROWS):
-            cut = slice(begin, begin + _BLOCK_ROWS)
-            step, is_added, is_first, is_last = (
-                part[cut] for part in (plan.step, plan.is_added, plan.is_first, plan.is_last)
-            )
+        for begin in range(0, plan.shape[1], _BLOCK_ROWS):
+            step, *flags = plan[:, begin : begin + _BLOCK_ROWS]
+            is_added, is_first, is_last = (flag.astype(bool) for flag in flags)
             rows = {key: values[step] for key, values in observations.items()}
             for key, values in following.items():
                 rows[key][is_added] = values[step[is_added]]
             arrived = np.where(is_added, step, np.maximum(step - 1, 0))
-            reward = np.where(is_first, 0.0, steps["rewards"].reshape(-1)[arrived])
+            reward = np.where(is_first, 0.0, rewards[arrived]).astype(np.float32)
             is_terminal = is_last & is_added & terminated[step]
-            flags = {"is_first": is_first, "is_last": is_last, "is_terminal": is_terminal}
-            yield {**rows, "reward": reward.astype(np.float32), **flags, "action": actions[step]}
+            ends = {"is_first": is_first, "is_last": is_last, "is_terminal": is_terminal}
+            yield {**rows, "reward": reward, **ends, "action": actions[step]}
 
-    return RowSource(name, len(plan.step), blocks, file_digest(path))
-
-
-@dataclass(frozen=True)
-class _RowPlan:
-    step: np.ndarray  # which step a row shows
-    is_added: np.ndarray  # the row after the step: the episode's last observation
-    is_first: np.ndarray
-    is_last: np.ndarray
+    return RowSource(name, plan.shape[1], blocks, file_digest(path))
 
 
-def _plan_rows(terminated: np.ndarray, ended: np.ndarray, *, has_following: bool) -> _RowPlan:
+def _check_steps(data: Arrays, observations: Arrays, following: Arrays, name: str) -> None:
+    """Refuse what numpy would broadcast or fail at: one number per step, and next observations like the others."""
+    flags, steps = ("terminations", "truncations"), {key: data[key] for key in _PLAIN_KEYS[2:]}
+    steps |= {**observations, **{f"next_observations.{key}": value for key, value in following.items()}}
+    lengths = {key: len(value) for key, value in steps.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"Dataset {name}: arrays differ in length: {lengths}. One entry per step belongs in each.")
+    for key in ("rewards", *flags):
+        if data[key].size != len(data[key]) or data[key].dtype.kind not in "biuf":
+            raise ConfigError(f"Dataset {name}: {key} is {_kind(data[key])} per step; one number per step is expected.")
+    if not all(np.isin(data[key], (0, 1)).all() for key in flags):
+        raise ConfigError(f"Dataset {name}: terminations and truncations hold true or false (or 0 and 1) per step.")
+    for key in {**observations, **following} if following else ():
+        pair = [_kind(each[key]) for each in (observations, following) if key in each]
+        if len(pair) < 2 or pair[0] != pair[1]:
+            raise ConfigError(
+                f"Dataset {name}: observations and next_observations have different '{key}' ({' and '.join(pair)}). "
+                "Store the same keys, shapes and dtypes in both."
+            )
+
+
+def _plan_rows(terminated: np.ndarray, ended: np.ndarray, *, has_following: bool) -> np.ndarray:
+    """`[4, rows]`: which step a row shows, whether it is the row added after that step, is_first and is_last."""
     is_first, is_end = np.ones(len(ended), bool), ended.copy()
     is_first[1:] = ended[:-1]
     is_end[-1:] = True  # the file may stop in mid-episode
@@ -236,16 +291,15 @@ def _plan_rows(terminated: np.ndarray, ended: np.ndarray, *, has_following: bool
     step = np.repeat(np.arange(len(ended)), 1 + is_extended)
     is_added = np.zeros(len(step), bool)
     is_added[1:] = step[1:] == step[:-1]
-    plan = _RowPlan(step, is_added, is_first[step] & ~is_added, is_end[step] & (is_added | ~is_extended[step]))
-    is_alone = plan.is_first & plan.is_last  # no step of such an episode is known whole
-    return _RowPlan(*(part[~is_alone] for part in (plan.step, plan.is_added, plan.is_first, plan.is_last)))
+    plan = np.array([step, is_added, is_first[step] & ~is_added, is_end[step] & (is_added | ~is_extended[step])])
+    is_alone = plan[2] & plan[3]  # no step of such an episode is known whole
+    return plan[:, is_alone == 0]
 
 
 def _observations(data: Arrays, prefix: str, spec: EnvSpec) -> Arrays:
-    if prefix in data:
-        lone = next(iter(spec.observation)) if len(spec.observation) == 1 else "observations"
-        return {lone: as_spec(data[prefix], lone, spec)}
     named = {key.removeprefix(f"{prefix}."): value for key, value in data.items() if key.startswith(f"{prefix}.")}
+    if prefix in data:
+        named = {next(iter(spec.observation)) if len(spec.observation) == 1 else "observations": data[prefix]}
     return {key: as_spec(value, key, spec) for key, value in named.items()}
 
 
@@ -263,35 +317,25 @@ def as_spec(values: np.ndarray, key: str, spec: EnvSpec) -> np.ndarray:
 
 
 def to_policy_actions(actions: np.ndarray, spec: ActionSpec, *, name: str, start: Any = 0) -> np.ndarray:
-    """What `env.step` was given as what a policy answers: discrete from 0, continuous in [-1, 1] where bounded."""
+    """Arguments of `env.step` as a policy's answers: discrete from 0, continuous in [-1, 1] where bounded."""
     if prod(actions.shape[1:]) != prod(spec.shape):
         raise ConfigError(
             f"Dataset {name}: action has shape {list(actions.shape[1:])}, the environment's has {list(spec.shape)}. "
             "Use a dataset of this environment."
         )
     actions = actions.reshape(len(actions), *spec.shape)
-    if spec.kind != "continuous":
-        if actions.dtype.kind not in "iub":
-            raise ConfigError(
-                f"Dataset {name}: action has dtype {actions.dtype}, the environment takes "
-                f"{_words((spec.kind, spec.sizes))}. Store whole numbers."
-            )
+    is_continuous = spec.kind == "continuous"
+    if actions.dtype.kind not in ("fiub" if is_continuous else "iub"):
+        raise ConfigError(
+            f"Dataset {name}: action has dtype {actions.dtype}, the environment takes "
+            f"{_words((spec.kind, spec.sizes))}. Store {'numbers' if is_continuous else 'whole numbers'}."
+        )
+    if not is_continuous:
         return actions.astype(np.int64) - np.reshape(np.asarray(start, np.int64), spec.shape if np.ndim(start) else ())
     low, high = np.array(spec.low, np.float64), np.array(spec.high, np.float64)
     is_bounded = np.isfinite(low) & np.isfinite(high)
     middle, half = np.where(is_bounded, (low + high) / 2, 0.0), np.where(is_bounded, (high - low) / 2, 1.0)
     return ((actions - middle) / half).astype(np.float32)
-
-
-def file_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flag(values: np.ndarray, name: str) -> np.ndarray:
-    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
-        raise ConfigError(f"Dataset {name}: terminations and truncations hold true or false (or 0 and 1) per step.")
-    return values.reshape(-1).astype(bool)
 
 
 # --- is it this environment's? -------------------------------------------------------------------
@@ -304,50 +348,39 @@ def check_rows(rows: Arrays, spec: EnvSpec, *, name: str, first_row: int) -> Non
     expected = {key: (each.shape, each.dtype) for key, each in spec.observation.items()}
     expected |= {key: ((), dtype) for key, dtype in scalars.items()}
     expected["action"] = (spec.action.shape, spec.action.dtype)
-    for key, (shape, dtype) in expected.items():
+    counts = {key: each.num_values for key, each in spec.observation.items()}
+    counts["action"] = spec.action.sizes if spec.action.kind != "continuous" else ()
+    for key, kind in expected.items():
         if key not in rows:
             raise ConfigError(
                 f"Dataset {name}: rows lack '{key}'. Rows have the observation keys and {', '.join(ROW_KEYS)}: "
                 "see docs/time_steps.md, or collect again with `rl-lab collect`."
             )
-        found = (rows[key].shape[1:], rows[key].dtype.name)
-        if found != (shape, dtype):
-            raise _mismatch(name, key, _words(found), _words((shape, dtype)), spec)
-        _check_finite(rows, key, name, first_row)
-    ranges: list[tuple[str, tuple[int, ...]]] = [(key, each.num_values) for key, each in spec.observation.items()]
-    if spec.action.kind != "continuous":
-        ranges.append(("action", spec.action.sizes))
-    for key, counts in ranges:
-        if counts:
-            _check_range(rows, key, counts, name, first_row)
+        if _kind(rows[key]) != _words(kind):
+            raise _mismatch(name, key, _kind(rows[key]), _words(kind), spec)
+        _check_values(rows[key], counts.get(key, ()), f"Dataset {name}: {key}", first_row)
+
+
+def _check_values(values: np.ndarray, counts: tuple[int, ...], what: str, first_row: int) -> None:
+    flat = values.reshape(len(values), -1)
+    if values.dtype.kind == "f" and not np.isfinite(flat).all():
+        bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))
+        raise ConfigError(
+            f"{what} is not finite in {len(bad)} rows, first in row {first_row + bad[0]} ({values[bad[0]]!s}); finite "
+            "numbers are expected. Leave those episodes out, or collect again."
+        )
+    bad = np.flatnonzero(((flat < 0) | (flat >= np.array(counts))).any(axis=1)) if counts else np.zeros(0, int)
+    if len(bad):
+        raise ConfigError(
+            f"{what} is {values[bad[0]]!s} in row {first_row + bad[0]}; whole numbers from 0 to below {list(counts)} "
+            "are expected. Use a dataset of this environment, or count from 0."
+        )
 
 
 def _check_keys(found: Mapping[str, Any], spec: EnvSpec, *, name: str) -> None:
     if found.keys() != spec.observation.keys():
-        raise _mismatch(
-            name, "the set of observation keys", ", ".join(found) or "none", ", ".join(spec.observation), spec
-        )
-
-
-def _check_finite(rows: Arrays, key: str, name: str, first_row: int) -> None:
-    values = rows[key]
-    if values.dtype.kind != "f" or np.isfinite(values).all():
-        return
-    bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
-    raise ConfigError(
-        f"Dataset {name}: {key} is not finite in {len(bad)} rows, first in row {first_row + bad[0]} "
-        f"({values[bad[0]]!s}); finite numbers are expected. Leave those episodes out, or collect again."
-    )
-
-
-def _check_range(rows: Arrays, key: str, counts: tuple[int, ...], name: str, first_row: int) -> None:
-    values = rows[key].reshape(len(rows[key]), -1)
-    bad = np.flatnonzero(((values < 0) | (values >= np.array(counts))).any(axis=1))
-    if len(bad):
-        raise ConfigError(
-            f"Dataset {name}: {key} is {rows[key][bad[0]]!s} in row {first_row + bad[0]}; whole numbers from 0 to "
-            f"below {list(counts)} are expected. Use a dataset of this environment, or count from 0."
-        )
+        keys, expected = (", ".join(each) or "none" for each in (found, spec.observation))
+        raise _mismatch(name, "the set of observation keys", keys, expected, spec)
 
 
 def _mismatch(name: str, key: str, found: str, expected: str, spec: EnvSpec) -> ConfigError:
@@ -356,6 +389,11 @@ def _mismatch(name: str, key: str, found: str, expected: str, spec: EnvSpec) -> 
         "environment with the same wrappers, or set environment.id (and its wrappers) to what the dataset was "
         "collected from."
     )
+
+
+def _kind(values: np.ndarray) -> str:
+    """Of one row: `float32 [4]`."""
+    return _words((values.shape[1:], values.dtype.name))
 
 
 def _words(pair: tuple[Any, Any]) -> str:

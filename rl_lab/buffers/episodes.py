@@ -3,15 +3,15 @@
     env 0   [first . . . last][first . . . . .         still running: kept for a later batch
     env 1   [first . last][first . . . last][first .
 
-A batch `[B, T, ...]` holds B finished episodes. Shorter ones are padded with rows that say is_last, so the
-convention's own rule, "a transition is valid where ~is_last", masks the padding and nothing else is needed.
+A batch `[B, T, ...]` holds B finished episodes. Shorter ones are padded with is_last rows, so the convention's own
+rule, "a transition is valid where ~is_last", masks the padding.
 """
 
 from __future__ import annotations
 
 import torch
 
-from rl_lab.types import Batch, ConfigError, StateTree
+from rl_lab.types import Batch, ConfigError, Progress, StateTree
 
 
 class EpisodeBuffer:
@@ -22,18 +22,22 @@ class EpisodeBuffer:
             raise ConfigError(
                 f"episodes_per_batch is {episodes_per_batch}: write a whole number of at least 1, such as 8."
             )
-        self.episodes_per_batch = episodes_per_batch
+        self.num_envs, self.episodes_per_batch = num_envs, episodes_per_batch
         self._capacity_steps = max(capacity_steps, 2)
-        self._storage: Batch = {}
+        self._storage: Batch = {}  # [N, capacity_steps, ...]
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every row: what comes next is another policy's."""
         self._head = 0
-        self._starts = [0] * num_envs  # where each environment's running episode begins
+        self._starts = [0] * self.num_envs  # where each environment's running episode begins
         self._finished: list[Batch] = []
 
     def add(self, row: Batch) -> None:
         if self._storage.keys() != row.keys():
             self._allocate(row)
         if self._head == self._capacity_steps:
-            self._make_room()
+            self._free_rows()
         for key, value in row.items():
             self._storage[key][:, self._head] = value
         self._head += 1
@@ -44,35 +48,29 @@ class EpisodeBuffer:
                 self._starts[env_index] = self._head
 
     def set_pending(self, row: Batch) -> None:
-        """An unanswered row belongs to no finished episode: there is nothing to keep."""
-
-    def clear(self) -> None:
-        """Forget every row: what comes next is another policy's."""
-        self._head, self._starts, self._finished = 0, [0] * len(self._starts), []
+        """An unanswered row belongs to no finished episode."""
 
     def ready(self) -> bool:
         return len(self._finished) >= self.episodes_per_batch
 
-    def sample(self) -> Batch:
-        """Every finished episode: none waits until the policy that played it is long gone."""
+    def sample(self, progress: Progress | None = None) -> Batch:
+        """Every finished episode, so that none waits while the policy changes."""
         assert self.ready(), "too few finished episodes"
         episodes, self._finished = self._finished, []
         longest = max(len(episode["reward"]) for episode in episodes)
         return {key: torch.stack([_padded(episode[key], key, longest) for episode in episodes]) for key in episodes[0]}
 
     def learned(self, batch: Batch) -> None:
-        """Each episode is used once: nothing that learning found out is needed again."""
+        """Each episode is used once."""
 
     def _allocate(self, row: Batch) -> None:
         """A phase whose policy keeps other extras starts anew: its rows do not mix with older ones."""
         self._storage = {
             key: value.new_zeros((value.shape[0], self._capacity_steps, *value.shape[1:])) for key, value in row.items()
         }
-        self._head = 0
-        self._starts = [0] * len(self._starts)
-        self._finished = []
+        self.clear()
 
-    def _make_room(self) -> None:
+    def _free_rows(self) -> None:
         """Forget rows of finished episodes; double the memory when the running ones fill it."""
         oldest = min(self._starts)
         kept = self._head - oldest
@@ -94,14 +92,12 @@ class EpisodeBuffer:
         }
 
     def set_state(self, state: StateTree) -> None:
-        self._storage, self._head = {}, 0
-        if state["rows"]:
-            length = next(iter(state["rows"].values())).shape[1]
+        self._storage, self._head, rows = {}, 0, state["rows"]
+        if rows:
+            length = rows["reward"].shape[1]
             self._capacity_steps = max(self._capacity_steps, 2 * length)
-            self._allocate(
-                {key: value.new_zeros(value.shape[:1] + value.shape[2:]) for key, value in state["rows"].items()}
-            )
-            for key, value in state["rows"].items():
+            self._allocate({key: value.new_zeros(value.shape[:1] + value.shape[2:]) for key, value in rows.items()})
+            for key, value in rows.items():
                 self._storage[key][:, :length] = value
             self._head = length
         self._starts = list(state["starts"])

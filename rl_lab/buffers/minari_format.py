@@ -12,13 +12,15 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf, prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from rl_lab.buffers.dataset import Arrays, RowSource, as_spec, file_digest, to_policy_actions
+from rl_lab.buffers.dataset import RowSource, as_spec, file_digest, to_policy_actions
+from rl_lab.buffers.storage.rows import Arrays
 from rl_lab.types import (
     ActionSpec,
     ArraySpec,
@@ -102,11 +104,9 @@ def _rows_of(episode: Any, dataset: Any, spec: EnvSpec, name: str) -> Arrays:
         key: as_spec(np.asarray(values) - start if start is not None else np.asarray(values), key, spec)
         for key, values, start in _leaves(episode.observations, dataset.observation_space, spec)
     }
-    action = to_policy_actions(
-        np.asarray(episode.actions), spec.action, name=name, start=getattr(dataset.action_space, "start", 0)
-    )
-    ends = np.zeros(length + 1, bool)
-    ends[-1] = True
+    start = getattr(dataset.action_space, "start", 0)
+    action = to_policy_actions(np.asarray(episode.actions), spec.action, name=name, start=start)
+    ends = np.arange(length + 1) == length
     return {
         **observations,
         "reward": np.concatenate([[0.0], np.asarray(episode.rewards).reshape(-1)]).astype(np.float32),
@@ -169,7 +169,7 @@ def write_minari(
             )
 
     try:
-        with warnings.catch_warnings():  # that author, code and e-mail are unknown is no news to anybody here
+        with warnings.catch_warnings():  # of Minari, about an unknown author, code and e-mail
             warnings.simplefilter("ignore", UserWarning)
             minari.create_dataset_from_buffers(
                 partial_id,
@@ -204,12 +204,10 @@ def _array_space(spec: ArraySpec) -> dict[str, Any]:
         return {"type": "MultiDiscrete", "dtype": "int64", "nvec": list(spec.num_values), "start": start}
     if spec.dtype == "bool":
         return {"type": "MultiBinary", "n": list(spec.shape)}
-    infinite = float("inf")
-    low, high = ((0, 255) if spec.dtype == "uint8" else (-infinite, infinite)) if spec.low is None else (None, None)
-    bounds = {
-        "low": np.full(spec.shape, low).tolist() if spec.low is None else np.reshape(spec.low, spec.shape).tolist(),
-        "high": np.full(spec.shape, high).tolist() if spec.high is None else np.reshape(spec.high, spec.shape).tolist(),
-    }
+    is_image, count = spec.dtype == "uint8", prod(spec.shape)
+    low = spec.low or [0 if is_image else -inf] * count
+    high = spec.high or [255 if is_image else inf] * count
+    bounds = {"low": np.reshape(low, spec.shape).tolist(), "high": np.reshape(high, spec.shape).tolist()}
     return {"type": "Box", "dtype": spec.dtype, "shape": list(spec.shape), **bounds}
 
 

@@ -1,4 +1,4 @@
-"""Replay from a dataset: rows that somebody collected before, drawn uniformly, never added to.
+"""Replay from a dataset: rows that were collected before, drawn uniformly, never added to.
 
     dataset   data/cartpole          a folder that `rl-lab collect` wrote
               runs/ID                a run, whose episodes `rl-lab collect ID` recorded in runs/ID/episodes
@@ -16,17 +16,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from rl_lab.buffers.dataset import DESCRIPTION_FILE, Arrays, RowSource, check_rows, open_folder, open_plain
+from rl_lab.buffers.dataset import DESCRIPTION_FILE, RowSource, check_memory, check_rows, open_folder, open_plain
 from rl_lab.buffers.minari_format import PREFIX, open_minari
 from rl_lab.buffers.replay import ReplayBuffer
+from rl_lab.buffers.storage.rows import row_bytes
 from rl_lab.types import Batch, ConfigError, EnvSpec, MissingDatasetError, StateTree
 
 
 class OfflineBuffer(ReplayBuffer):
     """Batches `[B, T, ...]` as ReplayBuffer gives them; T is `n_step + 1`, or `sequence_length` for sequence models.
 
-    All episodes lie one after the other in the memory of one environment; a batch may run from an is_last row into
-    the next episode's is_first row, as in any replay.
+    All episodes lie one after the other as the rows of one environment.
     """
 
     is_read_only: ClassVar[bool] = True  # the Orchestrator refuses phases that would collect into it
@@ -57,12 +57,13 @@ class OfflineBuffer(ReplayBuffer):
                 f"Dataset {source.name} holds {source.num_rows} rows, but a sequence needs {steps + 1}: collect more, "
                 "for example with `rl-lab collect random --steps 10000`."
             )
+        check_memory(source.name, source.num_rows * row_bytes(spec))
         super().__init__(num_envs=1, capacity_rows=source.num_rows, batch_size=batch_size, n_step=steps, seed=seed)
         self.dataset, self.fingerprint = source.name, source.fingerprint
         self._load(source, spec)
 
     def _load(self, source: RowSource, spec: EnvSpec) -> None:
-        """Block by block into memory that is there once; each block is checked before it is taken."""
+        """Block by block; each is checked before it is taken."""
         loaded = 0
         for block in source.blocks():
             check_rows(block, spec, name=source.name, first_row=loaded)
@@ -72,9 +73,7 @@ class OfflineBuffer(ReplayBuffer):
             loaded += len(block["reward"])
         assert loaded == source.num_rows, f"{source.name} gave {loaded} rows instead of {source.num_rows}"
         self._answered = loaded
-        _check_episodes({key: self._ring.view(key)[0] for key in ("is_first", "is_last")}, source.name)
-
-    # --- nothing comes in ------------------------------------------------------------------------
+        _check_episodes(self._ring.view("is_first")[0], self._ring.view("is_last")[0], source.name)
 
     def add(self, row: Batch) -> None:
         raise ConfigError(
@@ -86,9 +85,7 @@ class OfflineBuffer(ReplayBuffer):
         self.add(row)
 
     def clear(self) -> None:
-        """A dataset is not what a phase collected, so that nothing of it is forgotten."""
-
-    # --- state: not the rows ---------------------------------------------------------------------
+        """A dataset is not what a phase collected: nothing of it is forgotten."""
 
     def get_state(self) -> StateTree:
         return {**super().get_state(), "fingerprint": self.fingerprint}
@@ -106,7 +103,7 @@ class OfflineBuffer(ReplayBuffer):
         super().set_state(state)
 
     def _set_rows(self, state: StateTree) -> None:
-        """They are there already: the dataset is the one that was saved."""
+        """They are there already."""
 
 
 def open_dataset(dataset: str, spec: EnvSpec) -> RowSource:
@@ -134,11 +131,9 @@ def open_dataset(dataset: str, spec: EnvSpec) -> RowSource:
     )
 
 
-def _check_episodes(flags: Arrays, name: str) -> None:
+def _check_episodes(is_first: np.ndarray, is_last: np.ndarray, name: str) -> None:
     """Episodes begin with is_first and end with is_last; otherwise rewards would be learnt across a seam."""
-    is_first, is_last = flags["is_first"], flags["is_last"]
-    begins = np.concatenate([[True], is_last[:-1]])
-    bad = np.flatnonzero(is_first != begins)
+    bad = np.flatnonzero(is_first != np.concatenate([[True], is_last[:-1]]))
     if len(bad) or not is_last[-1]:
         row = int(bad[0]) if len(bad) else len(is_last) - 1
         raise ConfigError(

@@ -1,13 +1,13 @@
 """Uniform replay: the newest rows of every environment, drawn again and again.
 
-    time       ... 17    18    19    20    21             rows an environment has given since the run began
+    time       ... 17    18    19    20    21             rows of an environment since the run began
     slot            1     2     3     0     1     = time % C; C slots for each environment
-                   gone  begin             pending        the row nobody has answered yet is learnt from as well:
+                   gone  begin             pending        the row that is not answered yet is learnt from as well:
                                                           the newest transition ends in it
     starts               18    19                         T = 3: a sequence never crosses the write head
 
 A batch `[B, T, ...]` holds T consecutive rows from each of B starts. One-step learners take T = 2, n-step learners
-T = n + 1. A start is never an is_last row: nothing was decided there.
+T = n + 1. A start is never an is_last row: no action was taken there.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.archive import Ring, RingArchive
-from rl_lab.buffers.compressed import CompressedRing, frame_bytes
-from rl_lab.buffers.disk import DiskArchive, DiskRing
-from rl_lab.buffers.row_log import NamedFile, missing_log
-from rl_lab.buffers.rows import DeviceRing, RowRing, as_array, row_bytes
-from rl_lab.types import Batch, ConfigError, EnvSpec, StateTree, did_you_mean
+from rl_lab.buffers.priorities import StartPriorities, split
+from rl_lab.buffers.storage.archive import RingArchive
+from rl_lab.buffers.storage.compressed import CompressedRing, frame_bytes
+from rl_lab.buffers.storage.disk import DiskArchive, DiskRing
+from rl_lab.buffers.storage.row_log import NamedFile
+from rl_lab.buffers.storage.rows import DeviceRing, Ring, RowRing, as_array, row_bytes
+from rl_lab.types import Batch, ConfigError, EnvSpec, Progress, RunError, StateTree, did_you_mean
 
 _CPU = torch.device("cpu")
 STORAGES = ("cpu", "pinned", "gpu", "disk")
 _MOST_WAITING_ROWS, _MOST_WAITING_BYTES = 128, 2**20
-_STARTS_LOOKED_AT = 16  # by ready(): as many consecutive ends are no environment's rows
+_STARTS_LOOKED_AT = 16  # by ready(): no environment has as many consecutive ends
 _FEWEST_AHEAD, _MOST_AHEAD = 8, 16  # batches drawn at once: fewer save nothing, more would not stay in a core's cache
-_MOST_AHEAD_BYTES = 2**15  # of such a batch: copying a larger one takes longer than asking for it
+_MOST_AHEAD_BYTES = 2**15  # of such a batch: copying a larger one takes longer than the call
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -47,7 +48,7 @@ class Replay:
     batch_size: int = 256
     minimum_rows: int = 1
     storage: str = "cpu"
-    compress_frames: float | None = None  # of their raw size that compressed image frames may take; None: as they are
+    compress_frames: float | None = None  # fraction of their raw size that compressed image frames may take
     seed: int = 0
     device: torch.device = _CPU
     directory: str | None = None  # where checkpoints keep the rows; without it they hold them in full
@@ -72,53 +73,31 @@ class Replay:
                 f"Replay: minimum_rows is {self.minimum_rows}, more than the {held} rows that capacity_rows "
                 f"({self.capacity_rows}) holds, so that nothing would ever be learnt. Write a smaller minimum_rows."
             )
-        self._ring, self._archive = self._make_ring()
+        directory = None if self.directory is None else Path(self.directory)
+        self._ring = ring = self._make_ring(directory)
+        self._archive: RingArchive | None = None  # saves rows in the folder, where there is one
+        if directory is not None:
+            archive = DiskArchive(ring, directory) if isinstance(ring, DiskRing) else RingArchive(ring, directory)
+            self._archive = archive
+        self._priorities: StartPriorities | None = None  # of kinds that draw by them
         self._random = np.random.default_rng(self.seed)
         self._answered = 0  # the time of the next row to be answered
         self._forgotten = 0  # rows before this time have been cleared
-        self._booked = 0  # rows before this time have been told to `_rows_stored`
+        self._registered = 0  # `_rows_stored` was called with the rows before this time
         self._ready_between: tuple[int, int] | None = None  # the times between which `ready` found enough
         self._waiting: list[Batch] = []  # answered rows that are not in the ring yet, oldest first
         self._most_waiting = 1
-        self._pending_keys: tuple[str, ...] = ()  # what the pending row told; empty when there is none
-        self._pending: Batch = {}  # the pending row; empty also where only the ring knows it, after a restore
-        self._stored_keys: tuple[str, ...] = ()  # what the ring holds already of the first row that is not wholly there
+        self._pending_keys: tuple[str, ...] = ()  # of the pending row; empty when there is none
+        self._pending: Batch = {}  # the pending row; empty also after a restore, when only the ring holds it
+        self._is_pending_stored = False  # whether the ring holds the pending row
         self._bfloat16_keys: set[str] = set()  # numpy has no such numbers: the ring holds their bits
 
-    def _make_ring(self) -> tuple[Ring, RingArchive | None]:
-        """Where rows lie, and, where there is a folder for it, how they are saved."""
-        directory = None if self.directory is None else Path(self.directory)
-        if self.storage == "disk" and self.compress_frames is None:
-            disk = DiskRing(num_envs=self.num_envs, slots_per_env=self.slots_per_env, directory=directory)
-            return disk, None if directory is None else DiskArchive(disk, directory)
-        ring = self._make_memory_ring() if self.compress_frames is None else self._make_compressed_ring()
-        return ring, None if directory is None else RingArchive(ring, directory)
-
-    def _make_compressed_ring(self) -> CompressedRing:
-        fraction = self.compress_frames or 0.0
-        if not 0.0 < fraction <= 1.0:
-            raise ConfigError(
-                f"Replay: compress_frames is {fraction:g}; write the part of their raw size that frames may take, "
-                "above 0 and at most 1, such as 0.5, or null for no compression."
-            )
-        if self.storage != "cpu":
-            raise ConfigError(
-                f"Replay: compress_frames is for storage: cpu, but storage is {self.storage}. Write compress_frames: "
-                "null, or storage: cpu."
-            )
-        rows = int(self.slots_per_env * fraction * 0.98)  # that stay even if no frame shrinks
-        if rows < self.sequence_length or rows * self.num_envs < self.minimum_rows:
-            raise ConfigError(
-                f"Replay: compress_frames is {fraction:g}: if frames do not shrink, {rows * self.num_envs} rows stay, "
-                f"too few for minimum_rows ({self.minimum_rows}) or for sequences of {self.sequence_length} rows. "
-                "Write a larger fraction or more capacity_rows."
-            )
-        return CompressedRing(
-            num_envs=self.num_envs, slots_per_env=self.slots_per_env, device=self.device, budget_fraction=fraction
-        )
-
-    def _make_memory_ring(self) -> RowRing:
+    def _make_ring(self, directory: Path | None) -> Ring:
         sizes = {"num_envs": self.num_envs, "slots_per_env": self.slots_per_env}
+        if self.compress_frames is not None:
+            return CompressedRing(**sizes, device=self.device, budget_fraction=self._checked_fraction())
+        if self.storage == "disk":
+            return DiskRing(**sizes, directory=directory)
         if self.storage not in STORAGES:
             raise ConfigError(
                 f"Replay: storage is '{self.storage}'.{did_you_mean(self.storage, STORAGES)} "
@@ -133,10 +112,31 @@ class Replay:
             return DeviceRing(**sizes, device=self.device)
         return RowRing(**sizes, device=self.device, is_pinned=self.storage == "pinned")
 
+    def _checked_fraction(self) -> float:
+        fraction = self.compress_frames or 0.0
+        if not 0.0 < fraction <= 1.0:
+            raise ConfigError(
+                f"Replay: compress_frames is {fraction:g}; write the fraction of their raw size that frames may take, "
+                "above 0 and at most 1, such as 0.5, or null for no compression."
+            )
+        if self.storage != "cpu":
+            raise ConfigError(
+                f"Replay: compress_frames is for storage: cpu, but storage is {self.storage}. Write compress_frames: "
+                "null, or storage: cpu."
+            )
+        rows = int(self.slots_per_env * fraction * 0.98)  # that stay even if no frame shrinks
+        if rows < self.sequence_length or rows * self.num_envs < self.minimum_rows:
+            raise ConfigError(
+                f"Replay: compress_frames is {fraction:g}: if frames do not shrink, {rows * self.num_envs} rows stay, "
+                f"too few for minimum_rows ({self.minimum_rows}) or for sequences of {self.sequence_length} rows. "
+                "Write a larger fraction or more capacity_rows."
+            )
+        return fraction
+
     # --- rows in -------------------------------------------------------------------------------
 
     def add(self, row: Batch) -> None:
-        """The row waits until somebody asks, or until many do: storing them at once takes a third of the time."""
+        """The row waits until it is needed, or until many wait: storing them at once takes a third of the time."""
         if self._pending_keys:
             if not self._is_pending(row):
                 row = self._break_off(row)
@@ -147,17 +147,15 @@ class Replay:
             self._store_waiting()
 
     def set_pending(self, row: Batch) -> None:
-        if not self._ring.columns and not self._waiting:
+        if not self._ring.layout and not self._waiting:
             return  # the first row brings every key when it is answered
-        self._pending_keys, self._pending = tuple(row), row
-        self._stored_keys = () if not self._waiting else self._stored_keys
+        self._pending_keys, self._pending, self._is_pending_stored = tuple(row), row, False
 
     def _is_pending(self, row: Batch) -> bool:
-        """Whether this row is the pending one, now answered. The Collector's is, down to its memory."""
-        pending = self._pending
-        if pending and row["reward"].data_ptr() == pending["reward"].data_ptr():
+        """Whether this row is the pending one, now answered; the Collector's has the same tensors."""
+        pending = self._pending or self._pending_in_ring()
+        if row["reward"] is pending["reward"]:
             return True
-        pending = pending or self._pending_in_ring()
         return all(torch.equal(value, row[key].to(value.device)) for key, value in pending.items())
 
     def _pending_in_ring(self) -> Batch:
@@ -168,27 +166,24 @@ class Replay:
     def _break_off(self, row: Batch) -> Batch:
         """Rows in between went to another buffer: here the episodes end as at a time limit, and new ones begin."""
         pending = self._pending or self._pending_in_ring()
-        self._stored_keys = tuple(key for key in self._stored_keys if key != "is_last") if not self._waiting else ()
         self._waiting.append({**pending, "is_last": torch.ones_like(pending["is_last"])})
         self._answered += 1
         return {**row, "is_first": torch.ones_like(row["is_first"]), "reward": torch.zeros_like(row["reward"])}
 
     def _store_waiting(self) -> None:
-        """Bring the rows that wait, and the pending one, into the ring, and everybody's books up to date."""
-        rows, known = self._waiting, self._stored_keys
+        """Bring the rows that wait, and the pending one, into the ring."""
+        rows, self._waiting = self._waiting, []
         if rows:
-            first = (self._answered - len(rows)) % self.slots_per_env
-            self._ring.write_rows(first, self._as_bits(rows), known)
-            self._waiting, self._stored_keys, known = [], (), ()
+            self._ring.write_rows((self._answered - len(rows)) % self.slots_per_env, self._as_bits(rows))
             if self._most_waiting == 1 and self.storage != "disk":
                 affordable = _MOST_WAITING_BYTES // (self._ring.row_bytes * self.num_envs)
                 self._most_waiting = max(1, min(_MOST_WAITING_ROWS, self.slots_per_env - 1, affordable))
-        if self._pending and not known:
+        if self._pending and not self._is_pending_stored:
             self._ring.write(self._answered % self.slots_per_env, self._as_bits([self._pending])[0])
-            self._stored_keys = self._pending_keys
-        if self._end > self._booked:
-            self._rows_stored(self._booked, self._end)
-            self._booked = self._end
+            self._is_pending_stored = True
+        if self._end > self._registered:
+            self._rows_stored(self._registered, self._end)
+            self._registered = self._end
             if isinstance(self._ring, CompressedRing):
                 self._keep_budget(self._ring)
 
@@ -198,11 +193,8 @@ class Replay:
         while ring.is_over_budget:
             ring.drop(self._begin % self.slots_per_env)
             self._forgotten = self._begin + 1
-        if self._begin > begin:
-            self._rows_forgotten(begin, self._begin)
-
-    def _rows_forgotten(self, begin: int, end: int) -> None:
-        """The rows of these times went before the ring came round; subclasses keep their books here."""
+        if self._begin > begin and self._priorities is not None:
+            self._priorities.rows_stored(range(begin, self._begin), starts=range(0))
 
     def _as_bits(self, rows: list[Batch]) -> list[Batch]:
         """The rows with int16 in place of bfloat16."""
@@ -213,7 +205,10 @@ class Replay:
         return [{**row, **{key: row[key].view(torch.int16) for key in keys}} for row in rows]
 
     def _rows_stored(self, begin: int, end: int) -> None:
-        """The rows of times `begin` to `end` have been given slots; subclasses keep their books here."""
+        """The rows of times `begin` to `end` have taken their slots."""
+        if self._priorities is not None:
+            is_last = None if self.starts_at_ends else self._ring.view("is_last")
+            self._priorities.rows_stored(range(begin, end), starts=self._completed_by(begin, end), is_last=is_last)
 
     def _completed_by(self, begin: int, end: int) -> range:
         """Starts, still there, of the sequences that the rows of these times complete."""
@@ -222,9 +217,10 @@ class Replay:
 
     def clear(self) -> None:
         """Forget every row. Time goes on, so that an index given before never names a row stored after."""
-        self._forgotten = self._booked = self._answered
-        self._waiting, self._stored_keys = [], ()
-        self._pending_keys, self._pending = (), {}
+        self._forgotten = self._registered = self._answered
+        self._waiting, self._pending_keys, self._pending = [], (), {}
+        if self._priorities is not None:
+            self._priorities.clear()
 
     # --- batches out ---------------------------------------------------------------------------
 
@@ -248,7 +244,7 @@ class Replay:
 
     def ready(self) -> bool:
         self._store_waiting()
-        if self._ready_between == (self._forgotten, self._end):  # nothing came or went since the last answer
+        if self._ready_between == (self._forgotten, self._end):  # no rows came or went since the last answer
             return True
         is_ready = self.num_rows >= self.minimum_rows and self._num_starts > 0 and self._has_start()
         self._ready_between = (self._forgotten, self._end) if is_ready else None
@@ -262,7 +258,17 @@ class Replay:
         return not self._ring.view("is_last")[:, times % self.slots_per_env].all()
 
     def learned(self, batch: Batch) -> None:
-        """What learning noted in a batch is not needed, unless a subclass says so."""
+        """Take over the priorities that learning noted in the batch, where there are priorities."""
+        if self._priorities is not None:
+            self.update_priorities(batch["index"], self._priorities.noted_in(batch))
+
+    def update_priorities(self, index: Tensor, priority: Tensor) -> None:
+        """Set the priorities of a batch's starts; rows that have been overwritten since are passed over."""
+        if self._priorities is not None:
+            self._store_waiting()
+            env_index, slot, is_there = self._places_of(index)
+            leaf = env_index * self.slots_per_env + slot
+            self._priorities.update(leaf, is_there, as_array(priority.detach().float()))
 
     def _draw_uniform(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Environments and times of `count` starts."""
@@ -296,7 +302,7 @@ class Replay:
         return slot + (self._begin - first_slot) + (slot < first_slot) * self.slots_per_env
 
     def _index_of(self, env_index: np.ndarray, time: np.ndarray) -> Tensor:
-        """One number per row, never given twice: a batch's `index [B]` still knows its rows after the ring moved on."""
+        """One number per row, never given twice: a batch's `index [B]` names its rows also after the ring moved on."""
         return torch.from_numpy(time * self.num_envs + env_index)
 
     def _places_of(self, index: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -316,7 +322,7 @@ class Replay:
     @property
     def priority_bytes(self) -> int:
         """What priorities take: main memory, wherever the rows lie."""
-        return 0
+        return 0 if self._priorities is None else self._priorities.tree.allocated_bytes
 
     @property
     def allocated_bytes(self) -> int:
@@ -334,10 +340,11 @@ class Replay:
             "bfloat16_keys": sorted(self._bfloat16_keys),
             **self._get_rows(),
             "random": _as_plain(self._random.bit_generator.state),
+            **({} if self._priorities is None else {"priorities": self._priorities.get_state()}),
         }
 
     def _get_rows(self) -> dict[str, StateTree]:
-        """The rows in full; or, where there is a folder for them, what says which of its bytes they are."""
+        """The rows in full; or, where there is a folder for them, which rows of its files they are."""
         if self._archive is None:
             return {"rows": self._ring.get_rows(min(self._end, self.slots_per_env)), "log": None, "pending": {}}
         slot = self._answered % self.slots_per_env
@@ -356,11 +363,13 @@ class Replay:
                 f"{here[1]}: continue with num_envs {stored[0]} and capacity_rows {stored[0] * stored[1]}."
             )
         self._answered, self._forgotten = state["answered"], state["forgotten"]
-        self._pending_keys = self._stored_keys = tuple(state["pending_keys"])
-        self._pending, self._waiting, self._booked, self._ready_between = {}, [], self._end, None
+        self._pending_keys = tuple(state["pending_keys"])
+        self._pending, self._waiting, self._registered, self._ready_between = {}, [], self._end, None
         self._bfloat16_keys = set(state["bfloat16_keys"])
         self._set_rows(state)
-        _set_generator_state(self._random, state["random"])
+        self._random.bit_generator.state = _as_numpy(state["random"])
+        if self._priorities is not None:
+            self._priorities.set_state(state["priorities"])
 
     def _set_rows(self, state: StateTree) -> None:
         if state["log"] is None:
@@ -369,7 +378,10 @@ class Replay:
                 self._archive.restart(begin=self._begin)
             return
         if self._archive is None:
-            raise missing_log(state["log"])
+            raise RunError(
+                "This replay has no directory, but the saved rows lie in files of one: build it with `directory`, the "
+                "folder replay/<name> of the run."
+            )
         self._archive.load(state["log"], begin=self._begin, end=self._answered)
         if state["pending"]:
             slot = self._answered % self.slots_per_env
@@ -396,24 +408,25 @@ class ReplayBuffer(Replay):
             raise ConfigError(f"Replay: n_step is {self.n_step}; write a whole number of at least 1.")
         self.sequence_length = self.n_step + 1
         super().__post_init__()
-        self._ahead: list[tuple[Batch, Any]] = []  # not yet taken, the next one last; the generator's state after each
+        self._ahead: list[tuple[Batch, Any]] = []  # drawn, not taken, the next one last; the generator's state after it
         self._state_taken: Any = None  # the generator's after the last batch that was taken
-        self._rows_there: tuple[int, ...] | None = None  # the times between which batches were drawn
+        self._drawn_between: tuple[int, ...] | None = None  # the times between which batches were drawn
         self._last_burst = self._burst = 0  # batches taken between the last two changes of the rows, and since then
         self._most_ahead = 0  # known from the first batch on
 
-    def sample(self) -> Batch:
+    def sample(self, progress: Progress | None = None) -> Batch:
         """T consecutive rows from each of B starts, uniformly over all of them.
 
-        Batches are drawn several at once while no rows come. Nobody can tell: those that nobody took were never drawn.
+        While no rows come, several batches are drawn at once. Those that were not taken then are taken back, with the
+        generator's state: the result is the same as drawing one by one.
         """
         self._store_waiting()
         assert self._num_starts > 0, "too few rows to sample"
-        rows_there = (self._forgotten, self._answered, self._end)
-        if rows_there != self._rows_there:
-            if self._ahead:  # they know nothing of the rows that came or went
+        between = (self._forgotten, self._answered, self._end)
+        if between != self._drawn_between:
+            if self._ahead:
                 self._random.bit_generator.state, self._ahead = self._state_taken, []
-            self._rows_there, self._last_burst, self._burst = rows_there, self._burst, 0
+            self._drawn_between, self._last_burst, self._burst = between, self._burst, 0
         if not self._ahead:
             self._draw_ahead(self._batches_expected())
         self._burst += 1
@@ -427,7 +440,7 @@ class ReplayBuffer(Replay):
         return expected if expected >= _FEWEST_AHEAD else 1
 
     def _draw_ahead(self, count: int) -> None:
-        """Read several small batches at once: a batch alone takes longer to be asked for than to be copied."""
+        """Read several small batches at once: a call of its own takes longer than copying such a batch."""
         if count == 1:
             rows = self._rows_from(*self._draw_uniform(self.batch_size))
             self._ahead = [(rows, None)]
@@ -456,22 +469,13 @@ class ReplayBuffer(Replay):
         self._ahead = []
 
 
-def split(number: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """`divmod` of whole numbers from 0 on, in a third of its time."""
-    quotient = number // size
-    return quotient, number - quotient * size
-
-
 def _as_plain(state: Any) -> StateTree:
-    """What numpy tells of its generator, as a checkpoint holds it."""
+    """The state of numpy's generator as a checkpoint holds it."""
     words = {name: str(value) for name, value in state["state"].items()}  # 128 bits: more than a tensor's number holds
     return {**words, "has_uint32": state["has_uint32"], "uinteger": state["uinteger"]}
 
 
-def _set_generator_state(generator: np.random.Generator, state: StateTree) -> None:
-    generator.bit_generator.state = {
-        "bit_generator": generator.bit_generator.state["bit_generator"],
-        "state": {"state": int(state["state"]), "inc": int(state["inc"])},
-        "has_uint32": int(state["has_uint32"]),
-        "uinteger": int(state["uinteger"]),
-    }
+def _as_numpy(state: StateTree) -> Any:
+    words = {"state": int(state["state"]), "inc": int(state["inc"])}
+    rest = {"has_uint32": int(state["has_uint32"]), "uinteger": int(state["uinteger"])}
+    return {"bit_generator": "PCG64", "state": words, **rest}

@@ -6,7 +6,7 @@
     action, extras  a0     a1           aT-1    0        not answered yet
     next rollout                                row 0    the pending row is answered first
 
-Each rollout is used once: `sample` hands it out and empties the buffer. One that nobody took gives way to the next.
+Each rollout is used once: `sample` hands it out and empties the buffer. One that was not taken gives way to the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_lab.types import Batch, StateTree
+from rl_lab.types import Batch, Progress, StateTree
 
 
 class RolloutBuffer:
@@ -30,7 +30,7 @@ class RolloutBuffer:
 
     def add(self, row: Batch) -> None:
         if self._has_pending:
-            self._length = 0  # nobody took the last rollout: it gives way to a fresh one
+            self._length = 0  # the last rollout was not taken: it gives way to a fresh one
         assert self._length < self.capacity_steps, "a rollout longer than its buffer"
         if self._storage.keys() != row.keys():
             self._allocate(row)
@@ -50,16 +50,15 @@ class RolloutBuffer:
     def ready(self) -> bool:
         return self._length > 0 and self._has_pending
 
-    def sample(self) -> Batch:
+    def sample(self, progress: Progress | None = None) -> Batch:
         """The rollout `[N, T+1, ...]`; what the policy adds to the pending row is zero."""
         assert self.ready(), "no finished rollout to sample"
         batch = {key: value[:, : self._length + 1].clone() for key, value in self._storage.items()}
-        self._length = 0
-        self._has_pending = False
+        self.clear()
         return batch
 
     def learned(self, batch: Batch) -> None:
-        """Each rollout is used once: nothing that learning found out is needed again."""
+        """Each rollout is used once."""
 
     def _allocate(self, row: Batch) -> None:
         assert self._length == 0, "every row of a rollout has the same keys"

@@ -1,11 +1,11 @@
-"""Sequence replay: what has just been seen is learnt from once for sure, then a mixture of old and new.
+"""Sequence replay: every new sequence is learnt from once, then a mixture of old and new.
 
     batch of B     [fresh fresh | uniform ... | priority ... | recency ... ]
                     the online    each further sequence is drawn by one of three rules,
                     queue         as often as its fraction says
 
-The online queue holds every sequence of T rows once, in the order in which they were lived; sequences in it do not
-overlap. Training that keeps pace with collection then sees each row soon, whatever the mixture.
+The online queue holds every sequence of T rows once, in the order of collection; sequences in it do not overlap.
+Training that keeps pace with collection then sees each row soon, whatever the mixture.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from rl_lab.buffers.prioritized import StartPriorities, noted_priority
+from rl_lab.buffers.priorities import StartPriorities, split
 from rl_lab.buffers.replay import Replay
-from rl_lab.buffers.rows import as_array
-from rl_lab.types import Batch, ConfigError, StateTree, did_you_mean
+from rl_lab.types import Batch, ConfigError, Progress, StateTree, did_you_mean
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -59,7 +58,6 @@ class SequenceReplay(Replay):
             raise ConfigError(f"Replay: recency_power is {self.recency_power}; write 1 (uniform) or more, such as 4.")
         self.fractions = [fraction / sum(fractions) for fraction in fractions]
         self._fresh: deque[int] = deque()  # indices of sequences that no batch has held yet, oldest first
-        self._priorities: StartPriorities | None = None
         if self.priority > 0:
             self._priorities = StartPriorities(
                 num_envs=self.num_envs, slots_per_env=self.slots_per_env, alpha=self.alpha, epsilon=self.epsilon
@@ -69,21 +67,15 @@ class SequenceReplay(Replay):
     def wants_priorities(self) -> bool:
         return self._priorities is not None
 
-    def _rows_forgotten(self, begin: int, end: int) -> None:
-        if self._priorities is not None:
-            self._priorities.rows_stored(range(begin, end), starts=range(0))
-
     def _rows_stored(self, begin: int, end: int) -> None:
-        starts = self._completed_by(begin, end)
+        super()._rows_stored(begin, end)
         if self.online_queue:
-            for start in starts:
+            for start in self._completed_by(begin, end):
                 if start % self.sequence_length == 0:
                     self._fresh.extend(range(start * self.num_envs, (start + 1) * self.num_envs))
             self._forget_overwritten()
-        if self._priorities is not None:
-            self._priorities.rows_stored(range(begin, end), starts=starts)
 
-    def sample(self) -> Batch:
+    def sample(self, progress: Progress | None = None) -> Batch:
         """Fresh sequences first, then the mixture."""
         self._store_waiting()
         assert self._num_starts > 0, "too few rows to sample"
@@ -114,7 +106,7 @@ class SequenceReplay(Replay):
     def _draw_by_priority(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         if self._priorities is None or not count:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        env_index, slot = self._priorities.draw(self._random.random(count))
+        env_index, slot = split(self._priorities.tree.find(self._random.random(count)), self.slots_per_env)
         return env_index, self._time_at(slot)
 
     def _draw_recent(self, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -126,8 +118,7 @@ class SequenceReplay(Replay):
 
     def learned(self, batch: Batch) -> None:
         """Take over the priorities and the latents that learning noted in the batch."""
-        if self._priorities is not None:
-            self.update_priorities(batch["index"], noted_priority(batch))
+        super().learned(batch)
         for key in self.write_back:
             self._check_key(key)
             self.write(batch["index"], key, batch[key])
@@ -135,16 +126,6 @@ class SequenceReplay(Replay):
     def clear(self) -> None:
         super().clear()
         self._fresh.clear()
-        if self._priorities is not None:
-            self._priorities.clear()
-
-    def update_priorities(self, index: torch.Tensor, priority: torch.Tensor) -> None:
-        """Set the priorities of a batch's sequences; those that have been overwritten since are passed over."""
-        if self._priorities is not None:
-            self._store_waiting()
-            env_index, slot, is_there = self._places_of(index)
-            leaf = env_index * self.slots_per_env + slot
-            self._priorities.update(leaf, is_there, as_array(priority.detach().float()))
 
     def write(self, index: torch.Tensor, key: str, values: torch.Tensor) -> None:
         """Replace what the rows of a batch hold under `key` by `values [B, T, ...]`, a fresher latent for instance."""
@@ -163,25 +144,16 @@ class SequenceReplay(Replay):
             self._archive.written(key, environments, slots)
 
     def _check_key(self, key: str) -> None:
-        if key not in self._ring.columns:
+        if key not in self._ring.layout:
             raise ConfigError(
-                f"Replay: '{key}' cannot be written back, no row has it.{did_you_mean(key, self._ring.columns)} "
-                f"Let the policy keep it as an extra; rows have {', '.join(self._ring.columns)}."
+                f"Replay: '{key}' cannot be written back, no row has it.{did_you_mean(key, self._ring.layout)} "
+                f"Let the policy keep it as an extra; rows have {', '.join(self._ring.layout)}."
             )
-
-    # --- memory and state ----------------------------------------------------------------------
-
-    @property
-    def priority_bytes(self) -> int:
-        return self._priorities.tree.allocated_bytes if self._priorities is not None else 0
 
     def get_state(self) -> StateTree:
         self._store_waiting()
-        priorities = None if self._priorities is None else self._priorities.get_state()
-        return {**super().get_state(), "fresh": list(self._fresh), "priorities": priorities}
+        return {**super().get_state(), "fresh": list(self._fresh)}
 
     def set_state(self, state: StateTree) -> None:
         super().set_state(state)
         self._fresh = deque(state["fresh"])
-        if self._priorities is not None:
-            self._priorities.set_state(state["priorities"])

@@ -8,8 +8,18 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from rl_lab.cli.parsing import Parser, UsageError, add_json, add_quiet, add_runs_dir, one_name, positive
-from rl_lab.cli.printing import fields, only_json_on_stdout, print_json
+from rl_lab.cli.parsing import (
+    Parser,
+    UsageError,
+    add_json,
+    add_policy,
+    add_quiet,
+    add_runs_dir,
+    chosen,
+    one_name,
+    positive,
+)
+from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
 
 DESCRIPTION = """Write a dataset from a run's policy, or from the random one. A phase of type offline learns from it.
 
@@ -39,10 +49,7 @@ def build_parser(prog: str) -> Parser:
         "--mode", choices=["train", "eval"], default="train", help="with or without exploration (default: train)"
     )
     parser.add_argument("--num-envs", type=positive, metavar="N", help="played at once (default: the run's; random: 8)")
-    parser.add_argument("--seed", type=int, metavar="S", help="of policy and environments (default: the run's)")
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)"
-    )
+    add_policy(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
     add_runs_dir(parser)
     add_json(parser)
@@ -59,21 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     with only_json_on_stdout(arguments.json):
         from rl_lab import api
 
+        names = ("output", "steps", "episodes", "format", "mode", "seed", "num_envs", "checkpoint", "overwrite")
         written = api.collect(
             source,
-            output=arguments.output,
             environment=arguments.env,
-            steps=arguments.steps,
-            episodes=arguments.episodes,
-            format=arguments.format,
-            mode=arguments.mode,
-            seed=arguments.seed,
-            num_envs=arguments.num_envs,
-            checkpoint=arguments.checkpoint,
-            overwrite=arguments.overwrite,
             overrides=overrides,
-            runs_dir=arguments.runs_dir,
             progress=_progress("agent steps" if arguments.steps else "episodes", is_quiet=arguments.quiet),
+            **chosen(arguments, *names, "runs_dir", "trust"),
         )
     facts = asdict(written)
     if arguments.json:
@@ -81,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.quiet:
         print(written.dataset)
     else:
-        print(f"{written.path}: {written.environment}, played by {written.source}")
+        print("{}: {}, played by {}".format(*map(format_value, (written.path, written.environment, written.source))))
         print(fields((name, facts[name]) for name in facts if name not in ("path", "environment", "source")))
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rl_lab.cli.parsing import Parser
@@ -26,6 +26,7 @@ FREE_WORDS = {
     "dream": "runs",
     "collect": "runs",
     "show": "runs",
+    "verify": "runs",
     "config": "experiments",
 }
 
@@ -131,20 +132,14 @@ complete -o default -F _rl_lab rl-lab
 
 
 def bash_script(commands: list[CommandWords]) -> str:
-    choices = [
-        f'        "{command.name} {spelling}") words="{" ".join(option.choices)}" ;;'
-        for command in commands
-        for option in command.options
-        if option.choices
-        for spelling in option.spellings
-    ]
+    choices = _for_choices(commands, lambda words, values: f'        "{words}") words="{values}" ;;')
     words = []
     for command in commands:
         free = f" $(_rl_lab_{command.free})" if command.free else ""
         fixed = " ".join([*command.words, *command.flags])
         words.append(f'            {command.name}) words="{fixed}{free}" ;;')
     names = " ".join(command.name for command in commands)
-    return _fill(BASH, COMMANDS=names, CHOICES="\n".join(choices), WORDS="\n".join(words))
+    return _fill(BASH, COMMANDS=names, CHOICES=choices, WORDS="\n".join(words))
 
 
 # --- zsh ---------------------------------------------------------------------------------------
@@ -183,13 +178,7 @@ compdef _rl_lab rl-lab
 
 def zsh_script(commands: list[CommandWords]) -> str:
     names = "\n".join(f"        {_quoted(f'{command.name}:{command.summary}')}" for command in commands)
-    choices = [
-        f"        {_quoted(f'{command.name} {spelling}')}) compadd -- {' '.join(option.choices)}; return ;;"
-        for command in commands
-        for option in command.options
-        if option.choices
-        for spelling in option.spellings
-    ]
+    choices = _for_choices(commands, lambda words, values: f"        {_quoted(words)}) compadd -- {values}; return ;;")
     words = []
     for command in commands:
         options = " ".join(
@@ -198,7 +187,7 @@ def zsh_script(commands: list[CommandWords]) -> str:
         fixed = f"compadd -- {' '.join(command.words)}; " if command.words else ""
         free = f"_rl_lab_{command.free}; " if command.free else ""
         words.append(f"        {command.name}) {fixed}{free}options=({options}) ;;")
-    return _fill(ZSH, COMMANDS=names, CHOICES="\n".join(choices), WORDS="\n".join(words))
+    return _fill(ZSH, COMMANDS=names, CHOICES=choices, WORDS="\n".join(words))
 
 
 # --- fish --------------------------------------------------------------------------------------
@@ -232,6 +221,17 @@ def fish_script(commands: list[CommandWords]) -> str:
             values = f" -x -a {_quoted(' '.join(option.choices))}" if option.choices else " -r" * option.takes_value
             lines.append(f"{begin} {' '.join(names)}{values} -d {_quoted(option.help)}")
     return FISH + "\n".join(lines) + "\n"
+
+
+def _for_choices(commands: list[CommandWords], line: Callable[[str, str], str]) -> str:
+    """A line for every option that takes one of a few values: `train --cfg`, `job`."""
+    return "\n".join(
+        line(f"{command.name} {spelling}", " ".join(option.choices))
+        for command in commands
+        for option in command.options
+        if option.choices
+        for spelling in option.spellings
+    )
 
 
 def _fill(template: str, **blocks: str) -> str:

@@ -69,9 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _explain(arguments: argparse.Namespace) -> int:
     experiment, overrides = one_name(arguments.words, "experiment")
 
-    from rl_lab.config import compose as composition
+    from rl_lab.config.explain import explain
 
-    found = composition.explain(arguments.key, experiment, overrides, config_dir=arguments.config_dir)
+    found = explain(arguments.key, experiment, overrides, config_dir=arguments.config_dir)
     if arguments.json:
         print_json(asdict(found))
         return 0
@@ -90,10 +90,10 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.all and names:
         raise UsageError(f"--all checks every experiment; leave out '{names[0]}' or --all.")
 
-    from rl_lab.config import compose as composition
-
     if arguments.all:
-        names = [experiment.name for experiment in composition.list_experiments(config_dir=arguments.config_dir)]
+        from rl_lab.config.experiments import experiment_names
+
+        names = experiment_names(arguments.config_dir)
     results = []
     chosen: list[str | None] = [*names] or [None]
     for name in chosen:
@@ -110,13 +110,13 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _check_one(name: str | None, overrides: list[str], config_dir: Path | None) -> dict[str, str]:
-    from rl_lab.config import compose as composition
+    from rl_lab.config.compose import compose
     from rl_lab.experiment import build as wiring
     from rl_lab.types import MissingDatasetError, MissingExtraError, RLLabError
 
     state, message = "ok", ""
     try:
-        wiring.check(composition.compose(name, overrides, config_dir=config_dir))
+        wiring.check(compose(name, overrides, config_dir=config_dir))
     except (MissingExtraError, MissingDatasetError) as error:  # nothing is wrong with it; it cannot be built here
         state, message = "skip", str(error)
     except RLLabError as error:
@@ -149,11 +149,12 @@ def _shown(config: dict[str, Any], key: str) -> str:
 
 def _config_of(reference: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The config behind an experiment's name, ENV:ALGORITHM, or a run."""
-    from rl_lab.config import compose as composition
+    from rl_lab.config.compose import compose
+    from rl_lab.config.experiments import experiment_names
 
-    known = [experiment.name for experiment in composition.list_experiments(config_dir=arguments.config_dir)]
+    known = experiment_names(arguments.config_dir)
     if reference in known or (":" in reference and not Path(reference).exists()):
-        return composition.compose(reference, config_dir=arguments.config_dir)
+        return compose(reference, config_dir=arguments.config_dir)
 
     from rl_lab.runs.index import resolve_run
     from rl_lab.types import RunError

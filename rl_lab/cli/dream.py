@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, positive
+from rl_lab.cli.parsing import Parser, add_policy, add_quiet, add_run, chosen, positive
+from rl_lab.cli.printing import format_value
 
 DESCRIPTION = """Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
-it expects once it only hears the actions. A png beside the video shows reward, continue and value."""
+it predicts once it sees only the actions. A png beside the video shows reward, continue and value."""
 
 EXAMPLES = """
 rl-lab dream @last
@@ -19,7 +20,7 @@ rl-lab dream @last --context 200                                    let it watch
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
+    add_run(parser)
     parser.add_argument("--horizon", type=positive, default=45, metavar="N", help="rows dreamt (default: %(default)s)")
     parser.add_argument(
         "--context", type=positive, default=5, metavar="N", help="rows looked at before (default: %(default)s)"
@@ -28,28 +29,16 @@ def build_parser(prog: str) -> Parser:
         "--sequences", type=positive, default=4, metavar="N", help="episodes side by side (default: %(default)s)"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="an mp4 (default: the run's videos/dream.mp4)")
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, metavar="S", help="of the environments (default: the run's)")
-    add_runs_dir(parser)
+    add_policy(parser)
     add_quiet(parser)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rl_lab.experiment import dream as dreams
+    from rl_lab import api
 
-    written = dreams.dream(
-        arguments.run,
-        horizon=arguments.horizon,
-        context=arguments.context,
-        sequences=arguments.sequences,
-        output=arguments.output,
-        checkpoint=arguments.checkpoint,
-        seed=arguments.seed,
-        runs_dir=arguments.runs_dir,
-    )
+    options = chosen(arguments, "horizon", "context", "sequences", "output", "checkpoint", "seed", "runs_dir", "trust")
+    written = api.dream(arguments.run, **options)
     if not arguments.quiet:
-        print(f"video: {written.video}\ncurves: {written.curves}")
+        print(f"video: {format_value(written.video)}\ncurves: {format_value(written.curves)}")
     return 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, positive, runs_dir_of
-from rl_lab.cli.printing import fields, only_json_on_stdout, print_json
+from rl_lab.cli.parsing import Parser, add_json, add_policy, add_quiet, add_run, chosen, positive, runs_dir_of
+from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
 
 DESCRIPTION = """Score a run's policy, acting without exploration, over finished episodes in environments of its own."""
 
@@ -19,14 +19,10 @@ rl-lab evaluate 20260101-1200 --checkpoint best --json
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
+    add_run(parser)
     parser.add_argument("--episodes", type=positive, default=100, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, metavar="S", help="of the evaluation environments (default: the run's)")
+    add_policy(parser)
     parser.add_argument("--video", type=Path, metavar="FILE", help="record an episode as mp4")
-    add_runs_dir(parser)
     add_json(parser)
     add_quiet(parser, "print only the mean return")
     return parser
@@ -38,13 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         from rl_lab.runs.index import resolve_run
 
         directory = resolve_run(arguments.run, runs_dir_of(arguments))
-        scores = api.evaluate(
-            directory.path,
-            episodes=arguments.episodes,
-            checkpoint=arguments.checkpoint,
-            seed=arguments.seed,
-            video=arguments.video,
-        )
+        options = chosen(arguments, "episodes", "checkpoint", "seed", "video", "trust")
+        scores = api.evaluate(directory.path, **options)
     if arguments.json:
         print_json(
             {"run": directory.id, "checkpoint": arguments.checkpoint, "episodes": arguments.episodes, "scores": scores}
@@ -52,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.quiet:
         print(scores["eval/episode_return_mean"])
     else:
-        print(f"{directory.id}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes")
+        print(f"{format_value(directory.id)}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes")
         print(fields(scores.items()))
         if arguments.video:
             print(f"  video: {arguments.video}")

@@ -10,7 +10,7 @@ from rl_lab.cli.printing import print_json, table
 
 DESCRIPTION = """The named experiments, shipped and your own (./configs/experiment/*.yaml).
 
-For an environment without one: rl-lab train ENV:ALGORITHM."""
+For an environment without one: rl-lab train ENV:ALGORITHM, or ENV:EXPERIMENT for one made for any."""
 
 EXAMPLES = """
 rl-lab experiments
@@ -29,10 +29,10 @@ def build_parser(prog: str) -> Parser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rl_lab.config import compose as composition
+    from rl_lab.config.experiments import list_experiments
 
     wanted = arguments.filter.lower()
-    known = composition.list_experiments(config_dir=arguments.config_dir)
+    known = list_experiments(config_dir=arguments.config_dir)
     found = [experiment for experiment in known if wanted in " ".join(asdict(experiment).values()).lower()]
     if arguments.json:
         print_json([asdict(experiment) for experiment in found])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rl_lab.cli.outcome import best_score
 from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, positive, runs_dir_of
-from rl_lab.cli.printing import print_json, table
+from rl_lab.cli.printing import best_score, format_value, print_json, table
 
 STATES = ("running", "finished", "stopped", "interrupted", "failed", "killed", "created", "unknown")
 DEFAULT_LIMIT = 20
@@ -42,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(shown)
     elif arguments.quiet:
-        print("".join(f"{row['id']}\n" for row in shown), end="")
+        print("".join(f"{format_value(row['id'])}\n" for row in shown), end="")
     elif shown:
         print(_table(shown))
         if len(shown) < len(found):

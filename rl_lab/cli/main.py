@@ -1,6 +1,6 @@
 """The dispatcher behind `rl-lab` and `python -m rl_lab`: find the command, run it, turn errors into exit codes.
 
-0 done · 1 failed · 2 a wrong command line or config · 130 interrupted by Ctrl-C · 143 by SIGTERM.
+0 done · 1 failed · 2 a wrong command line or config · 128 + its number after a signal: 130 Ctrl-C, 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from importlib import import_module
 from types import ModuleType
 
 from rl_lab.cli.parsing import Parser, UsageError, nearest
+from rl_lab.cli.printing import give_up_if_broken, open_closed_streams, say
+from rl_lab.utils.text import printable
 
 # Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or
 # standard modules are spelled out in MODULES) and has `build_parser(prog)` and `run(arguments) -> int`.
@@ -28,6 +30,7 @@ COMMANDS = {
     "look at runs": {
         "list": "the runs on this machine, newest first",
         "show": "one run: settings, progress, scores, files",
+        "verify": "check a run's files completely and say what is usable",
     },
     "find your way": {
         "experiments": "the named experiments",
@@ -48,25 +51,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words or os.environ.get("RL_LAB_DEBUG", "0") not in ("", "0")
+    open_closed_streams()
     try:
         exit_code = _dispatch(words)
-        sys.stdout.flush()  # a closed pipe must show itself here, not at interpreter exit
-    except SystemExit as request:  # argparse's --help
-        return int(request.code or 0)
-    except KeyboardInterrupt as interruption:  # Python's own has no arguments
-        print("\ninterrupted", *getattr(interruption, "__notes__", ()), sep="\n", file=sys.stderr)
-        return 128 + int(*interruption.args or (signal.SIGINT,))
-    except BrokenPipeError:
-        if not _stdout_is_closed():
+        sys.stdout.flush()  # what cannot be written must show itself here, not at interpreter exit
+        return exit_code
+    except (SystemExit, KeyboardInterrupt) as end:  # of argparse's --help, or by a signal
+        notes, exit_code = getattr(end, "__notes__", []), getattr(end, "code", 128 + signal.SIGINT)
+        if notes or isinstance(end, KeyboardInterrupt):
+            say("\ninterrupted", *notes, sep="\n", file=sys.stderr)
+        return int(exit_code or 0)
+    except OSError as error:  # of stdout alone: that of a worker or a file must be seen
+        if not give_up_if_broken(sys.stdout, probe="\n"):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # a reader that leaves, such as `head`, knows that it does
+            say(f"error: the output could not be written: {error.strerror}.", file=sys.stderr)
         return EXIT_FAILED
-    except _user_errors() as error:
+    except _errors("RLLabError") as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, _config_errors()) else EXIT_FAILED
-    return exit_code
+        say("error:", printable(str(error), keep="\n\t"), file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, _errors("ConfigError")) else EXIT_FAILED
 
 
 def command_module(name: str) -> ModuleType:
@@ -78,8 +83,10 @@ def _dispatch(words: list[str]) -> int:
     while words and words[0] == "--debug":
         words = words[1:]
     if not words or words[0] in ("-h", "--help", "help"):
-        if len(words) > 1:  # rl-lab help train
+        if words[1:] and words[1] in SUMMARIES:  # rl-lab help train
             return _dispatch([words[1], "--help"])
+        if words[1:] and words[1] not in ("-h", "--help", "help"):
+            return _dispatch(words[1:])
         print(_help())
         return 0
     if words[0] in ("-V", "--version", "version"):
@@ -116,24 +123,10 @@ def _help() -> str:
     return "\n".join(lines)
 
 
-def _user_errors() -> tuple[type[BaseException], ...]:
-    """What a user can act on. rl_lab.types costs torch's import; if nobody loaded it, nobody raised its errors."""
+def _errors(name: str) -> tuple[type[BaseException], ...]:
+    """UsageError and an error of rl_lab.types. That module imports torch: where it is not loaded, nobody raised any."""
     types = sys.modules.get("rl_lab.types")
-    return (UsageError, types.RLLabError) if types else (UsageError,)
-
-
-def _config_errors() -> tuple[type[BaseException], ...]:
-    types = sys.modules.get("rl_lab.types")
-    return (UsageError, types.ConfigError) if types else (UsageError,)
-
-
-def _stdout_is_closed() -> bool:
-    """Whether our reader went away. An environment worker's broken pipe is another matter and must be seen."""
-    import select
-
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), select.POLLOUT)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    return (UsageError, getattr(types, name)) if types else (UsageError,)
 
 
 if __name__ == "__main__":

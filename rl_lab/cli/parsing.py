@@ -93,6 +93,28 @@ def runs_dir_of(arguments: argparse.Namespace) -> Path:
     return arguments.runs_dir or DEFAULT_RUNS_DIR
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
+    add_runs_dir(parser)
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """How a run's policy is loaded and where it acts."""
+    parser.add_argument("--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: latest)")
+    parser.add_argument("--seed", type=int, metavar="S", help="of policy and environments (default: the run's)")
+    add_trust(parser)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    help_line = "a package that the run's config may import; can be repeated (docs/security.md)"
+    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=help_line)
+
+
+def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Some of the options, as keywords for the function that does the work."""
+    return {name: getattr(arguments, name) for name in names}
+
+
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own configs (default: ./configs)")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_quiet, add_runs_dir, positive
+from rl_lab.cli.parsing import Parser, add_policy, add_quiet, add_run, chosen, positive
+from rl_lab.cli.printing import format_value
 
 DESCRIPTION = """Watch a run's policy: in a window where there is a display, as an mp4 file otherwise."""
 
@@ -17,14 +18,10 @@ rl-lab play @best --episodes 3 --output best.mp4
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
+    add_run(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="write an mp4 instead of opening a window")
     parser.add_argument("--episodes", type=positive, default=1, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, metavar="S", help="of the environment (default: the run's)")
-    add_runs_dir(parser)
+    add_policy(parser)
     add_quiet(parser)
     return parser
 
@@ -32,14 +29,8 @@ def build_parser(prog: str) -> Parser:
 def run(arguments: argparse.Namespace) -> int:
     from rl_lab import api
 
-    video = api.play(
-        arguments.run,
-        episodes=arguments.episodes,
-        output=arguments.output,
-        checkpoint=arguments.checkpoint,
-        seed=arguments.seed,
-        runs_dir=arguments.runs_dir,
-    )
+    options = chosen(arguments, "episodes", "output", "checkpoint", "seed", "runs_dir", "trust")
+    video = api.play(arguments.run, **options)
     if video is not None and not arguments.quiet:
-        print(f"video: {video}")
+        print(f"video: {format_value(video)}")
     return 0

@@ -4,19 +4,57 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from rl_lab.utils.text import printable
 
 MINIMUM_LAST_COLUMN = 12
 
 
+def say(*words: object, sep: str = " ", end: str = "\n", file: IO[str] | None = None) -> None:
+    """Print at once; where nobody can read it any more (a closed terminal, a full disk) go on without a word."""
+    stream = file or sys.stdout
+    try:
+        print(*words, sep=sep, end=end, file=stream, flush=True)
+    except OSError:
+        give_up_if_broken(stream)
+
+
+def give_up_if_broken(stream: IO[str], probe: str = "") -> bool:
+    """Whether a stream can no longer be written to, not even `probe`; what follows on it is then thrown away."""
+    try:
+        print(probe, end="", file=stream, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return True
+    return False
+
+
+def end_training(run_id: str, *, quiet: bool) -> int:
+    """The exit code of a training that came to its end, whether or not anybody can read what it prints."""
+    if quiet:
+        say(printable(run_id))
+    give_up_if_broken(sys.stdout)
+    return 0
+
+
+def open_closed_streams() -> None:
+    """Python has None for a stream that was closed before it began (`>&-`); the next file would get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8"))
+
+
 def print_json(value: object) -> None:
     """One JSON document. NaN and infinity, which JSON has no words for, become null."""
-    print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+    print(printable(json.dumps(plain(value), indent=2, ensure_ascii=False), keep="\n"))
 
 
 def plain(value: object) -> Any:
@@ -51,8 +89,8 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     body = [[format_value(cell) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(headers), *body]) for column in range(len(headers))]
     if sys.stdout.isatty():
-        room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
-        widths[-1] = min(widths[-1], max(room, MINIMUM_LAST_COLUMN))
+        left = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
+        widths[-1] = min(widths[-1], max(left, MINIMUM_LAST_COLUMN))
     numeric = [bool(body) and all(_is_number(line[column]) for line in body) for column in range(len(headers))]
 
     def render(line: Sequence[str]) -> str:
@@ -65,15 +103,24 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([render(headers), *(render(line) for line in body)])
 
 
+def best_score(status: Mapping[str, Any]) -> float | None:
+    """The highest evaluation score of a run, or None before its first evaluation."""
+    scores = [status[name] for name in ("best_score", "final_score") if status.get(name) is not None]
+    return max(scores, default=None)
+
+
 def fields(pairs: Iterable[tuple[str, object]], indent: int = 2) -> str:
     """`name   value` lines with aligned values; empty values are left out."""
-    shown = [(name, format_value(value)) for name, value in pairs if value not in (None, "", [], {})]
+    shown = [(printable(name), format_value(value)) for name, value in pairs if value not in (None, "", [], {})]
     width = max((len(name) for name, _ in shown), default=0)
     return "\n".join(f"{'':{indent}}{name:<{width}}  {value}" for name, value in shown)
 
 
 def format_value(value: object) -> str:
-    """Short and readable: 4 significant digits for floats, thousands separated for counts, `-` for nothing."""
+    """Short and readable: 4 significant digits for floats, thousands separated for counts, `-` for nothing.
+
+    Control characters are escaped: the text may come from somebody else's run.
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -86,7 +133,7 @@ def format_value(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, list | tuple):
         return ", ".join(format_value(item) for item in value)
-    return str(value)
+    return printable(str(value))
 
 
 def cut(text: str, width: int) -> str:

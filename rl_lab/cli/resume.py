@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_runs_dir, split_words
+from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_run, add_trust, chosen, split_words
+from rl_lab.cli.printing import end_training
 
 MODES = {
     "exact": "the same run goes on: weights, optimiser, environments in mid-episode, random state (default)",
@@ -26,10 +27,10 @@ rl-lab resume @last --mode warm_start_optimizer training.phases.train.duration_s
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="settings to change (not in mode exact)")
+    add_run(parser)
+    parser.add_argument("words", nargs="*", metavar="key=value", help="settings to change (mode exact: only some)")
     parser.add_argument("--mode", choices=list(MODES), default="exact", help="how much to carry over (see above)")
-    add_runs_dir(parser)
+    add_trust(parser)
     add_quiet(parser, "print only the run's id, warnings and errors")
     return parser
 
@@ -40,13 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"'{names[0]}' is not an override. After RUN come settings, written key=value.")
 
     from rl_lab import api
-    from rl_lab.cli.outcome import report
 
-    resumed = api.resume(
-        arguments.run,
-        mode=arguments.mode,
-        overrides=overrides,
-        runs_dir=arguments.runs_dir,
-        quiet=arguments.quiet,
-    )
-    return report(resumed, quiet=arguments.quiet)
+    options = chosen(arguments, "mode", "runs_dir", "trust", "quiet")
+    resumed = api.resume(arguments.run, **options, overrides=overrides)
+    return end_training(resumed.id, quiet=arguments.quiet)

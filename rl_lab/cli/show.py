@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_lab.cli.parsing import Parser, add_json, add_runs_dir, runs_dir_of
-from rl_lab.cli.printing import fields, print_json
+from rl_lab.cli.parsing import Parser, add_json, add_run, runs_dir_of
+from rl_lab.cli.printing import fields, format_value, print_json
 
 if TYPE_CHECKING:
     from rl_lab.runs.run_directory import RunDirectory
@@ -28,8 +28,7 @@ rl-lab show 20260101-1200 --json
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
-    add_runs_dir(parser)
+    add_run(parser)
     add_json(parser)
     return parser
 
@@ -108,10 +107,14 @@ def describe(facts: dict[str, Any]) -> str:
         ("final score", status["final_score"]),
     ]
     curves = [(name, _curve_line(values)) for name, values in facts["curves"].items() if len(values) > 1]
-    files = [(name, _relative(path)) for name, path in facts["paths"].items()]
+    here = Path.cwd()
+    paths = facts["paths"].items()
+    files = [(name, path.relative_to(here) if path.is_relative_to(here) else path) for name, path in paths]
     sections = {"": what, "progress": progress, "curves": curves, "files": files}
     blocks = [f"{title}\n{fields(pairs)}".strip("\n") for title, pairs in sections.items() if pairs]
-    return "\n\n".join([facts["id"] + "\n" + blocks[0], *blocks[1:], _next_command(facts)])
+    run_id = format_value(facts["id"])
+    next_command = "evaluate" if status["state"] in ("finished", "stopped", "running") else "resume"
+    return "\n\n".join([f"{run_id}\n{blocks[0]}", *blocks[1:], f"next: rl-lab {next_command} {run_id}"])
 
 
 def sparkline(values: list[float], width: int = CURVE_WIDTH) -> str:
@@ -126,14 +129,3 @@ def sparkline(values: list[float], width: int = CURVE_WIDTH) -> str:
 
 def _curve_line(values: list[float]) -> str:
     return f"{sparkline(values)}  {values[0]:.4g} -> {values[-1]:.4g}, best {max(values):.4g}"
-
-
-def _next_command(facts: dict[str, Any]) -> str:
-    over = facts["status"]["state"] in ("finished", "stopped", "running")
-    return f"next: rl-lab {'evaluate' if over else 'resume'} {facts['id']}"
-
-
-def _relative(path: Path) -> Path:
-    """As short as it can be written from here."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from itertools import product
 
-from rl_lab.cli.parsing import Parser, UsageError, add_config_dir, add_quiet, add_runs_dir, one_name, positive
+from rl_lab.cli.parsing import Parser, UsageError, add_config_dir, add_quiet, add_runs_dir, chosen, one_name, positive
+from rl_lab.cli.printing import end_training
 
 DEFAULT_ENVIRONMENT, DEFAULT_ALGORITHM = "CartPole-v1", "ppo"  # completes --algorithm or --env given alone
 
@@ -51,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_lab.config import compose as composition
 
     sweep = list(product((experiment or "").split(","), composition.split_sweep(overrides)))
+    if not sweep:
+        raise UsageError(f"{' '.join(overrides)} names no value at all, so there is nothing to train.")
     if len(sweep) > 1 and not arguments.multirun:
         listed = next(word for word in [experiment or "", *overrides] if "," in word)
         raise UsageError(
@@ -63,25 +66,16 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.multirun:
         from rl_lab.cli.multirun import train_all
+        from rl_lab.experiment.sweep_check import check_sweep
 
+        check_sweep(sweep, arguments.config_dir)
         return train_all(sweep, arguments)
-    return _train_one(experiment, overrides, arguments)
 
-
-def _train_one(experiment: str | None, overrides: list[str], arguments: argparse.Namespace) -> int:
     from rl_lab import api
-    from rl_lab.cli.outcome import report
 
-    trained = api.train(
-        experiment,
-        overrides=overrides,
-        run_id=arguments.run_id,
-        runs_dir=arguments.runs_dir,
-        config_dir=arguments.config_dir,
-        resume_existing=arguments.resume,
-        quiet=arguments.quiet,
-    )
-    return report(trained, quiet=arguments.quiet)
+    options = chosen(arguments, "run_id", "runs_dir", "config_dir", "quiet")
+    trained = api.train(experiment, **options, overrides=overrides, resume_existing=arguments.resume)
+    return end_training(trained.id, quiet=arguments.quiet)
 
 
 def _experiment(name: str | None, env: str | None, algorithm: str | None) -> str | None:

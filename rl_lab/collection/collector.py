@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import KW_ONLY, dataclass
 from math import isfinite
 from typing import Any, Protocol
 
@@ -37,30 +37,25 @@ class RowStore(Protocol):
     def set_pending(self, row: Batch) -> None: ...
 
 
+@dataclass(eq=False)
 class Collector:
-    """Holds the environments, the pending time step that nobody has answered yet, and the policy's state."""
+    """Holds the environments, the pending time step (no action yet), and the policy's state."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        buffers: Mapping[str, RowStore],
-        *,
-        device: torch.device,
-        stopwatch: Stopwatch,
-        report: Callable[[str], None] = lambda sentence: None,
-    ) -> None:
-        self.environment = environment
-        self.buffers = buffers
-        self.device = device
-        self.stopwatch = stopwatch
-        self.report = report
-        self.episodes = EpisodeTracker(environment.num_envs)
+    environment: Environment
+    buffers: Mapping[str, RowStore]
+    _: KW_ONLY
+    device: torch.device
+    stopwatch: Stopwatch
+    report: Callable[[str], None] = lambda sentence: None
+
+    def __post_init__(self) -> None:
+        self.episodes = EpisodeTracker(self.environment.num_envs)
         self.restarts = 0
         self._pending: EnvRows | None = None
-        self._time_step: TimeStep | None = None  # the pending row as tensors: a buffer knows it again by its memory
+        self._time_step: TimeStep | None = None  # the pending row as tensors: a buffer recognises it by its memory
         self._policy_state: Any = None
         self._controller: str | None = None
-        self._without_graph = torch.inference_mode()  # entered again for every answer: making one takes longer
+        self._without_graph = torch.inference_mode()  # entered again for every action: making one takes longer
 
     def collect(self, policy: Policy, *, phase: Phase) -> CollectResult:
         """Answer `phase.collect_steps` rows of every environment and store them in the phase's buffer."""
@@ -77,16 +72,16 @@ class Collector:
         for _ in range(phase.collect_steps):
             before = clock()
             with self._without_graph:
-                answer = policy(time_step, self._policy_state, mode="train")
+                policy_step = policy(time_step, self._policy_state, mode="train")
             between = clock()
             row = row_of(time_step)
-            row["action"] = answer.action
-            row.update(answer.extras)
+            row["action"] = policy_step.action
+            row.update(policy_step.extras)
             buffer.add(row)
-            self._policy_state = answer.state
+            self._policy_state = policy_step.state
             agent_steps += len(pending.is_last) - int(np.count_nonzero(pending.is_last))
             waiting = clock()
-            action = answer.action.cpu().numpy()  # a GPU first finishes the updates that are still queued on it
+            action = policy_step.action.cpu().numpy()  # a GPU first finishes the updates that are still queued on it
             start = clock()
             pending = self.environment.step(action)
             environment_s += clock() - start
@@ -97,35 +92,31 @@ class Collector:
             finished += self.episodes.track(pending)
         self._pending, self._time_step = pending, time_step
         buffer.set_pending(row_of(time_step))
-        self.stopwatch.add("environment", environment_s)
-        self.stopwatch.add("policy", policy_s)
-        self.stopwatch.add("device", device_s)
+        for section, seconds in (("environment", environment_s), ("policy", policy_s), ("device", device_s)):
+            self.stopwatch.add(section, seconds)
         self._drain_events()
-        counts = Counts(
-            env_frames=agent_steps * self.environment.spec.frames_per_step,
-            agent_steps=agent_steps,
-            episodes=len(finished),
-        )
+        counts = Counts(agent_steps * self.environment.spec.frames_per_step, agent_steps, episodes=len(finished))
         metrics = {**self.episodes.metrics(), "collect/environment_restarts": self.restarts}
         return CollectResult(counts, metrics, tuple(finished))
 
     def _checked(self, rows: EnvRows, action: np.ndarray | None = None) -> EnvRows:
         """Refuse a reward or an observation that is not finite, naming the environment, or a policy that led there."""
         for name, values in (("reward", rows.reward), *rows.observation.items()):
-            if values.dtype.kind == "f" and not isfinite(np.add.reduce(values, axis=None)):
-                bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
-                if len(bad):
-                    if action is not None and action.dtype.kind == "f" and not np.isfinite(action).all():
-                        raise RunError(
-                            f"The policy's action is not finite, so environment {bad[0]} sent a {name} that is not "
-                            "either: learning has diverged; the last checkpoint is from before. Try a smaller learning "
-                            "rate or `max_grad_norm` of the optimizers."
-                        )
-                    raise EnvironmentFault(
-                        f"Environment {bad[0]} of '{self.environment.spec.id}' sent a {name} that is not finite "
-                        f"({values[bad[0]]!s}). Nothing was learnt from it; the last checkpoint is intact. Check the "
-                        f"environment with `rl-lab envs check {self.environment.spec.id}`."
-                    )
+            if values.dtype.kind != "f" or isfinite(np.add.reduce(values, axis=None)):
+                continue
+            bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+            if len(bad) and action is not None and action.dtype.kind == "f" and not np.isfinite(action).all():
+                raise RunError(
+                    f"The policy's action is not finite, so environment {bad[0]} sent a {name} that is not either: "
+                    "learning has diverged; the last checkpoint is from before. Try a smaller learning rate or "
+                    "`max_grad_norm` of the optimizers."
+                )
+            if len(bad):
+                raise EnvironmentFault(
+                    f"Environment {bad[0]} of '{self.environment.spec.id}' sent a {name} that is not finite "
+                    f"({values[bad[0]]!s}). Nothing was learnt from it; the last checkpoint is intact. Check the "
+                    f"environment with `rl-lab envs check {self.environment.spec.id}`."
+                )
         return rows
 
     def _drain_events(self) -> None:
@@ -137,12 +128,7 @@ class Collector:
         pending = self._pending
         return {
             "environment": self.environment.get_state() if pending is not None else None,
-            "pending": None
-            if pending is None
-            else {
-                "observation": dict(pending.observation),
-                **{name: getattr(pending, name) for name in ("reward", "is_first", "is_last", "is_terminal")},
-            },
+            "pending": None if pending is None else dict(vars(pending)),
             "policy_state": map_leaves(torch.clone, self._policy_state),
             "controller": self._controller,
             "episodes": self.episodes.get_state(),
@@ -163,26 +149,16 @@ class Collector:
 
 def to_time_step(rows: EnvRows, device: torch.device) -> TimeStep:
     """Numpy rows as tensors; on a CPU they share memory."""
-    tensor = torch.from_numpy if device.type == "cpu" else partial(_on_device, device=device)
-    return TimeStep(
-        {key: tensor(value) for key, value in rows.observation.items()},
-        tensor(rows.reward),
-        tensor(rows.is_first),
-        tensor(rows.is_last),
-        tensor(rows.is_terminal),
-    )
+
+    def on_device(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    tensor = torch.from_numpy if device.type == "cpu" else on_device
+    observation = {key: tensor(values) for key, values in rows.observation.items()}
+    return TimeStep(observation, *map(tensor, (rows.reward, rows.is_first, rows.is_last, rows.is_terminal)))
 
 
 def row_of(time_step: TimeStep) -> Batch:
     """A time step as one flat row."""
-    return {
-        **time_step.observation,
-        "reward": time_step.reward,
-        "is_first": time_step.is_first,
-        "is_last": time_step.is_last,
-        "is_terminal": time_step.is_terminal,
-    }
-
-
-def _on_device(array: np.ndarray, *, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    row = vars(time_step).copy()
+    return {**row.pop("observation"), **row}

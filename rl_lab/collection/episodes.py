@@ -9,55 +9,62 @@ import numpy as np
 from rl_lab.types import EnvRows, Episode, Metrics, StateTree
 
 
+def episode_quota(episodes: int, num_envs: int) -> np.ndarray:
+    """How many episodes each environment plays: as many as any other, or one more."""
+    return episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
+
+
 class EpisodeTracker:
     """Adds up rewards per environment; a time step that says is_last finishes an episode."""
 
     def __init__(self, num_envs: int, *, window: int = 100) -> None:
         self._returns = np.zeros(num_envs, dtype=np.float64)
-        self._lengths = np.zeros(num_envs, dtype=np.int64)
+        self.lengths = np.zeros(num_envs, dtype=np.int64)
         self._recent: deque[tuple[float, int]] = deque(maxlen=window)
 
     def track(self, rows: EnvRows) -> list[Episode]:
         """Count what arrived: an is_first row starts at zero, every other row is one agent step."""
         self._returns += rows.reward
-        self._lengths += 1
+        self.lengths += 1
         if rows.is_first.any():
             self._returns[rows.is_first] = 0.0
-            self._lengths[rows.is_first] = 0
+            self.lengths[rows.is_first] = 0
         if not rows.is_last.any():
             return []
         finished = [
-            Episode(int(i), float(self._returns[i]), int(self._lengths[i]), bool(rows.is_terminal[i]))
-            for i in np.flatnonzero(rows.is_last)
+            self._episode(i, is_terminal=bool(rows.is_terminal[i])) for i in np.flatnonzero(rows.is_last).tolist()
         ]
         self._recent.extend((episode.episode_return, episode.length) for episode in finished)
         return finished
+
+    def cut(self, env_indices: np.ndarray) -> list[Episode]:
+        """Episodes under way, as they stand."""
+        return [self._episode(i, is_terminal=False, is_cut=True) for i in env_indices.tolist()]
+
+    def _episode(self, i: int, **how: bool) -> Episode:
+        return Episode(i, float(self._returns[i]), int(self.lengths[i]), **how)
 
     def metrics(self) -> Metrics:
         """Statistics of the last episodes, empty before the first one ends."""
         if not self._recent:
             return {}
-        returns = np.array([episode_return for episode_return, _ in self._recent])
+        returns, lengths = np.array(self._recent).T
         return {
             "collect/episode_return_mean": float(returns.mean()),
             "collect/episode_return_min": float(returns.min()),
             "collect/episode_return_max": float(returns.max()),
-            "collect/episode_length_mean": float(np.mean([length for _, length in self._recent])),
+            "collect/episode_length_mean": float(lengths.mean()),
         }
-
-    @property
-    def recent_count(self) -> int:
-        return len(self._recent)
 
     def get_state(self) -> StateTree:
         return {
             "returns": self._returns.copy(),
-            "lengths": self._lengths.copy(),
-            "recent": [[episode_return, length] for episode_return, length in self._recent],
+            "lengths": self.lengths.copy(),
+            "recent": [list(episode) for episode in self._recent],
         }
 
     def set_state(self, state: StateTree) -> None:
         self._returns = np.asarray(state["returns"]).copy()
-        self._lengths = np.asarray(state["lengths"]).copy()
+        self.lengths = np.asarray(state["lengths"]).copy()
         self._recent.clear()
         self._recent.extend((float(episode_return), int(length)) for episode_return, length in state["recent"])

@@ -1,21 +1,21 @@
-"""Deterministic evaluation in environments of their own: finished episodes only, as many from each environment."""
+"""Deterministic evaluation in environments of their own: as many episodes from each, those it cuts included."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from rl_lab.collection.collector import Policy, row_of, to_time_step
-from rl_lab.collection.episodes import EpisodeTracker
+from rl_lab.collection.episodes import EpisodeTracker, episode_quota
 from rl_lab.environments.base import Environment
 from rl_lab.types import Batch, EnvRows, Episode, Metrics, StateTree
 
-# Without a limit of its own, an episode that has not ended after this many agent steps is counted as timed out.
-DEFAULT_TIMEOUT_STEPS = 100_000
+DEFAULT_TIMEOUT_STEPS = 100_000  # agent steps after which an episode is cut where the environment has no limit
 
 
 @dataclass(frozen=True)
@@ -27,61 +27,61 @@ class Recording:
     episode_return: float
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Every evaluation of a run starts from the same environment states, so scores differ by the policy alone."""
 
-    def __init__(
-        self,
-        make_environment: Callable[[], Environment],
-        *,
-        make_render_environment: Callable[[], Environment],
-        device: torch.device,
-        timeout_steps: int | None = None,
-    ) -> None:
-        self._make_environment = make_environment
-        self._make_render_environment = make_render_environment
-        self._environment: Environment | None = None
+    make_environment: Callable[[], Environment]
+    _: KW_ONLY
+    make_render_environment: Callable[[], Environment]
+    device: torch.device
+    timeout_steps: int | None = None  # agent steps; None: the environment's limit
+
+    def __post_init__(self) -> None:
         self._start: tuple[StateTree, EnvRows] | None = None
-        self.device = device
-        self.timeout_steps = timeout_steps
 
     def evaluate(self, policy: Policy, *, episodes: int) -> Metrics:
-        """Mean, deviation, minimum and maximum return of `episodes` finished episodes."""
-        finished, timed_out = self.play_episodes(policy, episodes=episodes)
-        metrics: Metrics = {"eval/episodes": len(finished), "eval/timed_out_episodes": timed_out}
-        if finished:
-            returns = np.array([episode.episode_return for episode in finished])
-            metrics |= {
-                "eval/episode_return_mean": float(returns.mean()),
-                "eval/episode_return_std": float(returns.std()),
-                "eval/episode_return_min": float(returns.min()),
-                "eval/episode_return_max": float(returns.max()),
-                "eval/episode_length_mean": float(np.mean([episode.length for episode in finished])),
-            }
-        return metrics
+        """Return and length statistics of `episodes` episodes; cut ones count with their return so far."""
+        played = self.play_episodes(policy, episodes=episodes)
+        returns = np.array([episode.episode_return for episode in played])
+        return {
+            "eval/episodes": len(played),
+            "eval/timed_out_episodes": sum(not episode.is_terminal for episode in played),
+            "eval/cut_episodes": sum(episode.is_cut for episode in played),
+            "eval/episode_return_mean": float(returns.mean()),
+            "eval/episode_return_std": float(returns.std()),
+            "eval/episode_return_min": float(returns.min()),
+            "eval/episode_return_max": float(returns.max()),
+            "eval/episode_length_mean": float(np.mean([episode.length for episode in played])),
+        }
 
-    def play_episodes(self, policy: Policy, *, episodes: int) -> tuple[list[Episode], int]:
-        """The first episodes of each environment, so that short episodes are not counted more often."""
+    def play_episodes(self, policy: Policy, *, episodes: int) -> list[Episode]:
+        """The first episodes of each environment, so that short episodes are not counted more often.
+
+        An episode that outlives the time-out is cut: it counts as it stands. What its environment does until that
+        episode ends is ignored; when nothing else is being played, all environments are reset.
+        """
         environment, rows = self._begin()
-        quota = np.full(environment.num_envs, episodes // environment.num_envs)
-        quota[: episodes % environment.num_envs] += 1
-        limit = self.timeout_steps or (environment.spec.max_episode_steps or DEFAULT_TIMEOUT_STEPS)
+        quota = episode_quota(episodes, environment.num_envs)
+        limit = self.timeout_steps or environment.spec.max_episode_steps or DEFAULT_TIMEOUT_STEPS
         tracker = EpisodeTracker(environment.num_envs)
-        age = np.zeros(environment.num_envs, dtype=np.int64)
-        finished: list[Episode] = []
-        timed_out = 0
+        is_cut = np.zeros(environment.num_envs, bool)  # the episode under way was cut
+        played: list[Episode] = []
         state: Any = None
         while (quota > 0).any():
+            if is_cut[quota > 0].all():
+                rows, state = environment.reset(), None
+                tracker, is_cut = EpisodeTracker(environment.num_envs), np.zeros(environment.num_envs, bool)
             rows, state = self._advance(policy, environment, rows, state)
-            age = np.where(rows.is_first, 0, age + 1)
-            for episode in tracker.track(rows):
+            is_cut &= ~rows.is_first
+            ended = [episode for episode in tracker.track(rows) if not is_cut[episode.env_index]]
+            outlived = np.flatnonzero(~is_cut & ~rows.is_last & (tracker.lengths >= limit))
+            is_cut[outlived] = True
+            for episode in [*ended, *tracker.cut(outlived)]:
                 if quota[episode.env_index] > 0:
                     quota[episode.env_index] -= 1
-                    finished.append(episode)
-            stuck = (age > limit) & (quota > 0) & ~rows.is_last
-            timed_out += int(quota[stuck].sum())
-            quota[stuck] = 0
-        return finished, timed_out
+                    played.append(episode)
+        return played
 
     def play_rows(self, policy: Policy, *, length: int) -> Batch:
         """The first `length` rows of every environment and the actions that answered them, `[N, T, ...]`."""
@@ -91,10 +91,10 @@ class Evaluator:
         for _ in range(length):
             time_step = to_time_step(rows, self.device)
             with torch.inference_mode():
-                answer = policy(time_step, state, mode="eval")
-            row = {**row_of(time_step), "action": answer.action}
+                policy_step = policy(time_step, state, mode="eval")
+            row = {**row_of(time_step), "action": policy_step.action}
             kept.append({key: values.clone() for key, values in row.items()})  # environments may reuse their memory
-            rows, state = environment.step(answer.action.cpu().numpy()), answer.state
+            rows, state = environment.step(policy_step.action.cpu().numpy()), policy_step.state
         return {key: torch.stack([row[key] for row in kept], dim=1) for key in kept[0]}
 
     def record(self, policy: Policy, *, max_frames: int = 2000) -> Recording | None:
@@ -104,7 +104,7 @@ class Evaluator:
 
     def record_episodes(self, policy: Policy, *, episodes: int, max_frames: int = 2000) -> list[Recording]:
         """Render episodes in an environment of their own, each cut after `max_frames`."""
-        environment = self._make_render_environment()
+        environment = self.make_render_environment()
         recordings: list[Recording] = []
         try:
             rows = environment.reset()
@@ -128,26 +128,24 @@ class Evaluator:
 
     def _advance(self, policy: Policy, environment: Environment, rows: EnvRows, state: Any) -> tuple[EnvRows, Any]:
         with torch.inference_mode():
-            answer = policy(to_time_step(rows, self.device), state, mode="eval")
-        return environment.step(answer.action.cpu().numpy()), answer.state
+            policy_step = policy(to_time_step(rows, self.device), state, mode="eval")
+        return environment.step(policy_step.action.cpu().numpy()), policy_step.state
 
-    @property
+    @cached_property
     def environment(self) -> Environment:
         """The evaluation environments, made when first needed."""
-        if self._environment is None:
-            self._environment = self._make_environment()
-        return self._environment
+        return self.make_environment()
 
     def _begin(self) -> tuple[Environment, EnvRows]:
-        environment = self.environment
         if self._start is None:
-            rows = environment.reset()
-            self._start = (environment.get_state(), rows)
+            rows = self.environment.reset()
+            self._start = (self.environment.get_state(), rows)
         else:
-            environment.set_state(self._start[0])
-        return environment, self._start[1]
+            self.environment.set_state(self._start[0])
+        return self.environment, self._start[1]
 
     def close(self) -> None:
-        if self._environment is not None:
-            self._environment.close()
-            self._environment, self._start = None, None
+        if "environment" in vars(self):
+            self.environment.close()
+            del self.environment
+            self._start = None

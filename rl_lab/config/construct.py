@@ -1,7 +1,7 @@
 """`_target_` blocks -> objects. Constructors are the schema: an unknown key or a wrong value is refused by name.
 
-A config may instantiate classes of `rl_lab`, `torch.nn` and `torch.optim`, and of packages the user names under
-`plugins:`; nothing else, so that a config found somewhere cannot run what its reader did not install.
+A config may instantiate workflows, components and buffers of `rl_lab`, classes of `torch.nn` and `torch.optim`, and
+those of packages the user names under `plugins:`; nothing else. experiment/trust.py asks for consent to saved configs.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rl_lab.training.schedules import Schedule, parse_number
 from rl_lab.types import ConfigError, did_you_mean
 
-OWN_PACKAGES = ("rl_lab", "torch")
-TORCH_HOMES = ("torch.nn.", "torch.optim.")
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Schedule: "a schedule"}
+HOMES = {  # where the classes lie that a config may name
+    "rl_lab": ("rl_lab.workflows.", "rl_lab.components.", "rl_lab.buffers."),
+    "torch": ("torch.nn.", "torch.optim."),
+}
+OWN_PACKAGES = tuple(HOMES)
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+READERS: dict[Any, Callable[[Any, str], Any]] = {}  # how values of a protocol, which cannot read them itself, are read
 PART_KEYS = {"input": "input_size", "target": "target_size"}  # `input: encoder` hands that part's output_size over
 
 
@@ -27,8 +30,10 @@ def import_plugins(plugins: Sequence[str]) -> None:
     """Import the user's packages; the folder the command was called in is searched too."""
     here = str(Path.cwd())
     if plugins and here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last, so that a local folder cannot hide an installed package
     for name in plugins:
+        if name.split(".")[0] in sys.stdlib_module_names:
+            raise ConfigError(f"plugins names '{name}', a part of Python itself: name packages of your own.")
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -43,17 +48,20 @@ def import_plugins(plugins: Sequence[str]) -> None:
 def resolve_target(target: str, *, place: str, plugins: Sequence[str] = ()) -> type:
     """The class a `_target_` names, if a config may use it."""
     package = target.split(".")[0]
-    allowed = (*OWN_PACKAGES, *(plugin.split(".")[0] for plugin in plugins))
+    named = [plugin.split(".")[0] for plugin in plugins]
+    allowed = [*OWN_PACKAGES, *(name for name in named if name not in sys.stdlib_module_names)]
     if package not in allowed:
+        is_own = package.isidentifier() and package not in sys.stdlib_module_names
+        cure = f" To use your own package, write `plugins: [{package}]`." if is_own else ""
         raise ConfigError(
-            f"{place}._target_ is '{target}', but a config may only use classes of {', '.join(allowed)}. "
-            f"To use your own package, write `plugins: [{package}]`."
+            f"{place}._target_ is '{target}', but a config may only use classes of {', '.join(allowed)}.{cure}"
         )
     module_name, _, class_name = target.rpartition(".")
-    if package == "torch" and not target.startswith(TORCH_HOMES):
-        raise ConfigError(f"{place}._target_ is '{target}': of torch it must name a class of torch.nn or torch.optim.")
     if not module_name:
         raise ConfigError(f"{place}._target_ is '{target}': write package.module.Class.")
+    if not target.startswith(homes := HOMES.get(package, (f"{package}.",))):
+        names = ", ".join(home.removesuffix(".") for home in homes)
+        raise ConfigError(f"{place}._target_ is '{target}': of {package} it must name a class of {names}.")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -129,10 +137,16 @@ def call_checked(
 
 
 def checked_value(value: Any, annotation: Any, *, place: str) -> Any:
-    """The value as the annotation wants it (schedules parsed, lists as tuples where asked), or a ConfigError."""
+    """The value as the annotation wants it (lists as tuples where asked), or a ConfigError.
+
+    A class that has `from_config(value, place)`, such as Schedule, reads its own spellings.
+    """
     options = _options(annotation)
-    if Schedule in options and not isinstance(value, bool | None):
-        return parse_number(value, place)
+    if not isinstance(value, bool | None):
+        for option in options:
+            reader = READERS.get(option) or getattr(option, "from_config", None)
+            if reader is not None:
+                return reader(value, place)
     for option in options:
         fits, converted = _fit(value, option, place)
         if fits:
@@ -165,7 +179,7 @@ def _fit(value: Any, option: Any, place: str) -> tuple[bool, Any]:
         return _fit_sequence(value, option, origin, place)
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         return _fit_mapping(value, option, place)
-    return True, value  # annotations we cannot judge (protocols, own classes) are the constructor's to check
+    return True, value  # protocols and own classes are the constructor's to check
 
 
 def _fit_sequence(value: Any, option: Any, origin: Any, place: str) -> tuple[bool, Any]:
@@ -203,6 +217,8 @@ def _words(option: Any) -> str:
         return f"a list of {len(get_args(option))}"
     if get_origin(option) is not None:
         return "a mapping" if issubclass(get_origin(option), Mapping) else "a list"
+    if hasattr(option, "from_config"):
+        return f"a {option.__name__.lower()}"
     return WORDS.get(option, str(option))
 
 

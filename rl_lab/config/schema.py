@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rl_lab.config.construct import call_checked
-from rl_lab.orchestration.cadence import Cadence
-from rl_lab.orchestration.housekeeping import EvaluationPlan
-from rl_lab.orchestration.phase_scheduler import make_phase
-from rl_lab.orchestration.stopping import StopRules
+from rl_lab.config.phases import limited, make_phase
 from rl_lab.types import ConfigError, Phase, did_you_mean
 
 Config = Mapping[str, Any]
@@ -33,8 +30,14 @@ class CheckpointBlock:
     every_minutes: float | None = 2.0
     keep_recent: int = 3
 
-    def cadence(self) -> Cadence:
-        return Cadence(None, self.every_updates, self.every_minutes, place="training.checkpoint")
+
+@dataclass(frozen=True)
+class StopBlock:
+    episode_return: float | None = None
+    eval_return: float | None = None
+    env_frames: int | None = None
+    wall_minutes: float | None = None
+    plateau_evaluations: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,6 @@ class EvaluationBlock:
         for name, lowest in least.items():
             _at_least(lowest, getattr(self, name), place=f"evaluation.{name}")
 
-    def plan(self) -> EvaluationPlan:
-        cadence = Cadence(self.every_steps, self.every_updates, place="evaluation")
-        return EvaluationPlan(cadence, self.warmup_steps, self.episodes, self.final_episodes)
-
-    def film_cadence(self) -> Cadence:
-        return Cadence(self.dream_every_steps, self.dream_every_updates, place="evaluation.dream")
-
 
 @dataclass(frozen=True)
 class LoggingBlock:
@@ -70,9 +66,6 @@ class LoggingBlock:
     every_updates: int | None = 1
     terminal: Literal["auto", "live", "plain", "quiet"] = "auto"
     tensorboard: bool = True
-
-    def cadence(self) -> Cadence:
-        return Cadence(self.every_steps, self.every_updates, place="logging")
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,7 @@ class Settings:
     plugins: tuple[str, ...]
     phases: tuple[Phase, ...]
     checkpoint: CheckpointBlock
-    stop: StopRules
+    stop: StopBlock
     evaluation: EvaluationBlock
     logging: LoggingBlock
     runs: RunsBlock
@@ -125,16 +118,21 @@ def read_settings(config: Config) -> Settings:
             raise ConfigError(f"{key} is {config[key]!r}: it is a block of settings, such as `{key}: {{...}}`.")
     if isinstance(config["seed"], bool) or not isinstance(config["seed"], int) or config["seed"] < 0:
         raise ConfigError(f"seed is {config['seed']!r}: write a whole number from 0 on.")
+    if config["seed"] >= 2**63:
+        raise ConfigError(f"seed is {config['seed']}: write a whole number below 2**63.")
+    plugins = config["plugins"] or ()
+    if not isinstance(plugins, list | tuple) or not all(isinstance(each, str) for each in plugins):
+        raise ConfigError(f"plugins is {plugins!r}: write a list of packages, such as [my_package].")
     training: TrainingBlock = _block(TrainingBlock, config, "training")
     places = [f"training.phases.{index}" for index in range(len(training.phases))]
     phases = [make_phase(dict(phase), place=place) for phase, place in zip(training.phases, places, strict=True)]
     return Settings(
         experiment=_block(ExperimentBlock, config, "experiment"),
         seed=config["seed"],
-        plugins=tuple(config["plugins"] or ()),
-        phases=tuple(_limited(phase, training.limit_cycles) for phase in phases),
+        plugins=tuple(plugins),
+        phases=tuple(limited(phase, training.limit_cycles) for phase in phases),
         checkpoint=call_checked(CheckpointBlock, training.checkpoint, place="training.checkpoint"),
-        stop=call_checked(StopRules, training.stop, place="training.stop"),
+        stop=call_checked(StopBlock, training.stop, place="training.stop"),
         evaluation=_block(EvaluationBlock, config, "evaluation"),
         logging=_block(LoggingBlock, config, "logging"),
         runs=_block(RunsBlock, config, "runs"),
@@ -149,25 +147,18 @@ def refuse_steps_that_never_come(settings: Settings) -> None:
     block = settings.evaluation
     if block.warmup_steps:
         raise ConfigError(f"evaluation.warmup_steps is {block.warmup_steps}, but no phase takes steps: write 0.")
-    cadences = {"logging.": settings.logging.cadence(), "evaluation.": block.plan().cadence}
-    for place, cadence in (cadences | {"evaluation.dream_": block.film_cadence()}).items():
-        if cadence.every_steps is not None and cadence.every_updates is None:
+    due = {
+        "logging.": (settings.logging.every_steps, settings.logging.every_updates),
+        "evaluation.": (block.every_steps, block.every_updates),
+        "evaluation.dream_": (block.dream_every_steps, block.dream_every_updates),
+    }
+    for place, (steps, updates) in due.items():
+        if steps is not None and updates is None:
             raise ConfigError(
-                f"{place}every_steps is {cadence.every_steps}, but no phase takes steps: write "
-                f"`{place}every_steps: null` and `{place}every_updates: {cadence.every_steps}`."
+                f"{place}every_steps is {steps}, but no phase takes steps: write "
+                f"`{place}every_steps: null` and `{place}every_updates: {steps}`."
             )
 
 
 def _block(schema: type, config: Config, name: str) -> Any:
     return call_checked(schema, config[name] or {}, place=name)
-
-
-def _limited(phase: Phase, limit_cycles: int | None) -> Phase:
-    """A phase cut short. One that learns ends after so many updates: its first cycles may be too few for a batch."""
-    if limit_cycles is None:
-        return phase
-    learns = phase.type != "eval_only" and bool(phase.workflow_hooks)
-    own = [phase.duration_cycles, phase.duration_updates]  # it may be shorter already
-    count = min([limit_cycles, *(each for each in own if each is not None)])
-    updates, cycles = (count, None) if learns else (None, count)
-    return replace(phase, duration_steps=None, duration_updates=updates, duration_cycles=cycles)

@@ -20,18 +20,10 @@ class ActionConverter:
 
     def __init__(self, space: spaces.Space, *, env_id: str) -> None:
         self.spec = _action_spec(space, env_id)
-        self._start: Any = 0
-        self._shape: tuple[int, ...] = ()
-        self._dtype: np.dtype = np.dtype(np.int64)
-        if isinstance(space, spaces.Discrete):
-            self._start = int(space.start)
-        elif isinstance(space, spaces.MultiDiscrete):
-            self._start, self._shape, self._dtype = np.asarray(space.start), space.nvec.shape, np.dtype(space.dtype)
-        elif isinstance(space, spaces.MultiBinary):
-            self._shape, self._dtype = tuple(space.shape), np.dtype(space.dtype)
-        else:
-            assert isinstance(space, spaces.Box)
-            self._shape, self._dtype = space.shape, np.dtype(space.dtype)
+        start = getattr(space, "start", 0)  # Discrete counts from an int, MultiDiscrete from an array
+        self._start: Any = int(start) if self.spec.kind == "discrete" else start
+        self._shape, self._dtype = space.shape or (), np.dtype(space.dtype)
+        if isinstance(space, spaces.Box):
             self._low, self._high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
             self._bounded = np.isfinite(self._low) & np.isfinite(self._high)
             low, high = np.where(self._bounded, self._low, -1.0), np.where(self._bounded, self._high, 1.0)

@@ -17,9 +17,10 @@ import pickle
 import signal
 import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from types import ModuleType
@@ -29,14 +30,15 @@ import gymnasium as gym
 import numpy as np
 
 from rl_lab import types
+from rl_lab.environments.cell import Cells, drained
 from rl_lab.environments.recipe import Blueprint, Recipe
-from rl_lab.environments.vector import check_state_kind, too_many_restarts
-from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, work
+from rl_lab.environments.vector import VectorBase
+from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, shared_layout, work
 from rl_lab.environments.wrappers import WRAPPERS
-from rl_lab.types import ConfigError, EnvRows, EnvSpec, RLLabError, StateTree
+from rl_lab.types import ConfigError, EnvRows, RLLabError, StateTree
 
-ANSWER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
-FAREWELL_TIMEOUT_S = 5.0
+WORKER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
+CLOSE_TIMEOUT_S = 5.0
 OPEN: weakref.WeakSet[AsyncEnvironment] = weakref.WeakSet()
 
 
@@ -48,15 +50,10 @@ class WorkerLostError(Exception):
 class Worker:
     """One child process and the environments it runs."""
 
-    first: int
-    count: int
+    part: slice
     process: Any
     connection: Connection
     is_over: bool = False
-
-    @property
-    def part(self) -> slice:
-        return slice(self.first, self.first + self.count)
 
     def end(self, patience_s: float = 0.0) -> None:
         """Wait a while, then kill (not terminate: workers ignore SIGTERM)."""
@@ -71,7 +68,7 @@ class Worker:
         self.connection.close()
 
 
-class AsyncEnvironment:
+class AsyncEnvironment(VectorBase):
     """Cells in `num_workers` processes (default: one per core, at most one per environment)."""
 
     def __init__(
@@ -83,24 +80,23 @@ class AsyncEnvironment:
         seeds: list[int],
         max_restarts: int,
         num_workers: int | None = None,
-        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        worker_timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        self.num_envs = num_envs
-        self.spec: EnvSpec = blueprint.spec
-        self.blueprint = blueprint
-        self._recipe, self._blueprint = recipe, blueprint
-        self._seeds, self._max_restarts, self._timeout_s = seeds, max_restarts, answer_timeout_s
+        super().__init__(blueprint, num_envs=num_envs, max_restarts=max_restarts)
+        self._recipe, self._seeds, self._timeout_s = recipe, seeds, worker_timeout_s
         self._events: list[str] = []
-        self._rows: EnvRows | None = None
         self._is_closed = False
         self._context: Any = _context()
-        self._memory = self._context.RawArray("b", SharedRows.num_bytes(self.spec, num_envs))
+        self._memory = {
+            name: self._context.RawArray("b", int(np.prod(shape)) * np.dtype(dtype).itemsize)
+            for name, (shape, dtype) in shared_layout(self.spec, num_envs).items()
+        }
         self._shared = SharedRows(self.spec, num_envs, self._memory)
         self._workers: list[Worker] = []
         self._needs_main = b"__main__" in pickled(recipe)
         OPEN.add(self)
-        for share in np.array_split(np.arange(num_envs), min(num_envs, num_workers or available_cores())):
-            self._workers.append(self._start(int(share[0]), len(share)))
+        for part in np.array_split(np.arange(num_envs), min(num_envs, num_workers or available_cores())):
+            self._workers.append(self._start(slice(int(part[0]), int(part[-1]) + 1)))
 
     # --- the Environment interface ---
 
@@ -113,73 +109,62 @@ class AsyncEnvironment:
         return self._take_rows("step")
 
     def get_state(self) -> StateTree:
-        answers = self._ask_all("get_state", [None] * len(self._workers))
-        observation = {} if self._rows is None else {k: v.copy() for k, v in self._rows.observation.items()}
-        cells = [state for answer in answers for state in answer]
-        return {"kind": "cells", "num_envs": self.num_envs, "cells": cells, "observation": observation}
+        return self._state_of_cells([state for states in self._ask_all("get_state") for state in states])
 
     def set_state(self, state: StateTree) -> None:
-        check_state_kind(state, "cells", self.num_envs)
+        self._check_state(state)
         observation = {key: np.asarray(value).copy() for key, value in state["observation"].items()}
-        plain_cells = [_without_tensors(cell) for cell in state["cells"]]
-        self._ask_all("set_state", [(plain_cells[worker.part], observation) for worker in self._workers])
+        self._ask_all("set_state", [(state["cells"][worker.part], observation) for worker in self._workers])
         self._rows = None
         if observation:
             for key, values in observation.items():
                 self._shared.rows.observation[key][...] = values
-            self._rows = self._copy_rows()
-            self._rows.is_last[:] = [cell["needs_reset"] for cell in plain_cells]
+            self._rows = self._shared.rows.map(np.copy)
+            self._rows.is_last[:] = [cell["needs_reset"] for cell in state["cells"]]
 
     def render(self) -> np.ndarray | None:
-        self._send(self._workers[0], "render", None)
-        try:
-            return self._receive(self._workers[0])
-        except WorkerLostError as why:
-            self._replace(0, str(why))
-            return None
+        self._send(self._workers[0], "render", ())
+        return self._receive_or_replace(0, "render", ())
 
     def drain_events(self) -> list[str]:
-        events, self._events = self._events, []
-        return events
+        return drained(self._events)
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         for worker in self._workers:
-            self._send(worker, "close", None)
+            self._send(worker, "close", ())
         for worker in self._workers:
-            worker.end(FAREWELL_TIMEOUT_S)
+            worker.end(CLOSE_TIMEOUT_S)
 
     # --- talking to workers ---
 
     def _take_rows(self, command: str) -> EnvRows:
-        for failed in self._ask_all(command, [None] * len(self._workers)):
-            for env in failed:  # these repeat their last observation, of which half may have been overwritten
-                assert self._rows is not None
-                for key, values in self._rows.observation.items():
-                    self._shared.rows.observation[key][env] = values[env]
-        self._rows = self._copy_rows()
-        if int(self._shared.restarts.sum()) > self._max_restarts:
-            raise too_many_restarts(self._max_restarts, self._events[-1] if self._events else "")
+        for worker, failed in zip(self._workers, self._ask_all(command), strict=True):
+            for i in failed:  # of which half may have been overwritten
+                self._repeat_last(slice(worker.part.start + i, worker.part.start + i + 1))
+        self._rows = self._shared.rows.map(np.copy)
+        self._check_restarts(int(self._shared.restarts[:, 1].sum()), self._events)
         return self._rows
 
-    def _copy_rows(self) -> EnvRows:
-        rows = self._shared.rows
-        observation = {key: values.copy() for key, values in rows.observation.items()}
-        return EnvRows(
-            observation, rows.reward.copy(), rows.is_first.copy(), rows.is_last.copy(), rows.is_terminal.copy()
-        )
+    def _repeat_last(self, part: slice) -> None:
+        if self._rows is not None:
+            for key, values in self._rows.observation.items():
+                self._shared.rows.observation[key][part] = values[part]
 
-    def _ask_all(self, command: str, arguments: list[Any]) -> list[Any]:
+    def _ask_all(self, command: str, arguments: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
         """One command to every worker, answered in parallel; a lost worker is replaced and asked again."""
+        arguments = arguments or [()] * len(self._workers)
         for worker, argument in zip(self._workers, arguments, strict=True):
             self._send(worker, command, argument)
         answers, errors = [], []
         for index, argument in enumerate(arguments):
             try:
                 answers.append(self._receive_or_replace(index, command, argument))
-            except RLLabError as error:  # the others are heard first, or their answers would meet the next question
+            except (
+                RLLabError
+            ) as error:  # the others' answers are received first, or they would be taken for the next ones
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -194,10 +179,8 @@ class AsyncEnvironment:
                 self._send(self._workers[index], command, argument)
 
     def _send(self, worker: Worker, command: str, argument: Any) -> None:
-        try:
+        with suppress(OSError):  # it died meanwhile: waiting for its answer will tell
             worker.connection.send((command, argument))
-        except OSError:
-            pass  # it died meanwhile: waiting for its answer will tell
 
     def _receive(self, worker: Worker) -> Any:
         try:
@@ -205,7 +188,7 @@ class AsyncEnvironment:
                 raise WorkerLostError(f"did not answer for {self._timeout_s:g} s")
             kind, content, detail = worker.connection.recv()
         except (EOFError, OSError):
-            worker.process.join(FAREWELL_TIMEOUT_S)
+            worker.process.join(CLOSE_TIMEOUT_S)
             raise WorkerLostError(f"died with exit code {worker.process.exitcode}") from None
         if kind == "raise":
             raise getattr(types, content)(detail)
@@ -214,47 +197,42 @@ class AsyncEnvironment:
 
     # --- starting and replacing workers ---
 
-    def _start(self, first: int, count: int) -> Worker:
-        part = slice(first, first + count)
-        restarts = self._shared.restarts[part]
-        total = int(self._shared.restarts.sum())
-        name = self._recipe.id.rpartition(":")[2]
-        is_running = np.zeros(count, bool) if self._rows is None else ~self._rows.is_last[part]
-        job = Job(
-            recipe=self._recipe,
-            blueprint=self._blueprint,
-            modules=self._recipe.modules(),
-            search_path=tuple(sys.path),
-            registered={name: gym.registry[name]} if name in gym.registry else {},
-            num_envs=self.num_envs,
-            first=first,
-            seeds=tuple(_seed_after(seed, total) for seed in self._seeds[part]),
-            is_lost=tuple(bool(flag) for flag in is_running),
-            restarts=tuple(int(value) for value in restarts),
+    def _start(self, part: slice) -> Worker:
+        total = int(self._shared.restarts[:, 0].sum())
+        env_id = self._recipe.id.rpartition(":")[2]
+        build = partial(
+            Cells,
+            self._recipe,
+            self.blueprint,
+            seeds=[_seed_after(seed, total) for seed in self._seeds[part]],
             max_restarts=self._max_restarts,
+            first=part.start,
+            is_lost=None if self._rows is None else (~self._rows.is_last[part]).tolist(),
+            restarts=self._shared.restarts[part].tolist(),
         )
+        registered = {env_id: gym.registry[env_id]} if env_id in gym.registry else {}
+        job = Job(build, part, self.num_envs, self.spec, self._recipe.modules(), tuple(sys.path), registered)
         mine, theirs = self._context.Pipe()
-        process = self._context.Process(target=work, args=(job, theirs, self._memory), name=f"environments {first}+")
+        process = self._context.Process(
+            target=work, args=(job, theirs, self._memory), name=f"environments {part.start}+"
+        )
         with quiet_start(), main_module(is_needed=self._needs_main):
             process.start()
         theirs.close()
-        return Worker(first, count, process, mine)
+        return Worker(part, process, mine)
 
     def _replace(self, index: int, why: str) -> None:
         """A fresh process for the same environments; one restart is counted for the whole worker."""
         worker = self._workers[index]
         worker.end()
-        self._shared.restarts[worker.first] += 1
-        total = int(self._shared.restarts.sum())
-        last = worker.first + worker.count - 1
-        who = f"environment {worker.first}" if worker.count == 1 else f"environments {worker.first} to {last}"
+        first, last = worker.part.start, worker.part.stop - 1
+        self._shared.restarts[first] += 1
+        total, recent = self._shared.restarts.sum(axis=0).tolist()
+        who = f"environment {first}" if first == last else f"environments {first} to {last}"
         self._events.append(f"The process of {who} {why}; it was restarted (restart {total}).")
-        if total > self._max_restarts:
-            raise too_many_restarts(self._max_restarts, self._events[-1])
-        if self._rows is not None:  # the dying worker may have left half a row
-            for key, values in self._rows.observation.items():
-                self._shared.rows.observation[key][worker.part] = values[worker.part]
-        self._workers[index] = self._start(worker.first, worker.count)
+        self._check_restarts(recent, self._events)
+        self._repeat_last(worker.part)  # the dying worker may have left half a row
+        self._workers[index] = self._start(worker.part)
 
 
 def available_cores() -> int:
@@ -276,18 +254,7 @@ def pickled(recipe: Recipe) -> bytes:
 
 def _seed_after(seed: int, restarts: int) -> int:
     """A replaced worker must not repeat the episodes it began with."""
-    if restarts == 0:
-        return seed
-    return int(np.random.SeedSequence([seed, restarts]).generate_state(1)[0])
-
-
-def _without_tensors(tree: Any) -> Any:
-    """Arrays where a checkpoint brought tensors, so that nothing but plain data enters the pipe."""
-    if isinstance(tree, dict):
-        return {key: _without_tensors(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_without_tensors(value) for value in tree)
-    return tree if tree is None or isinstance(tree, bool | int | float | str) else np.asarray(tree)
+    return int(np.random.SeedSequence([seed, restarts]).generate_state(1)[0]) if restarts else seed
 
 
 def _context() -> Any:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 
-from rl_lab.environments.lookup import SUITES, Suite, find, newest_version, suite_of
+from rl_lab.environments.lookup import SUITES, Suite, newest_version, suite_of
 from rl_lab.environments.recipe import Recipe, blueprint
-from rl_lab.environments.wrappers import check_wrappers
 from rl_lab.types import EnvSpec
 
 
@@ -36,25 +34,18 @@ def list_environments(filter: str | None = None, *, all_versions: bool = False) 
         if suite.module is not None and _is_installed(suite):
             importlib.import_module(suite.module)
     wanted = (filter or "").lower()
-    found = []
-    for env_id, registered in sorted(gym.registry.items()):
-        is_newest = newest_version(env_id) in (env_id, None)
-        info = _info(env_id, registered, suite_of(registered))
-        if (all_versions or is_newest) and (wanted in env_id.lower() or wanted in info.suite):
-            found.append(info)
-    return found
+    found = [_info(env_id, registered, suite_of(registered)) for env_id, registered in sorted(gym.registry.items())]
+    return [
+        info
+        for info in found
+        if (wanted in info.id.lower() or wanted in info.suite)
+        and (all_versions or newest_version(info.id) in (info.id, None))
+    ]
 
 
-def describe(
-    id: str,
-    *,
-    wrappers: tuple[Mapping[str, Any], ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    spec: Mapping[str, Any] | None = None,
-) -> EnvSpec:
-    """An environment's spec, with a user's `spec:` block laid over it. Builds one environment and closes it."""
-    find(id)  # first: a user's package may register the wrappers
-    recipe = Recipe(id, dict(kwargs or {}), check_wrappers(wrappers), overrides=dict(spec or {}))
+def describe(id: str) -> EnvSpec:
+    """An environment's spec. Builds one environment and closes it."""
+    recipe = Recipe(id)
     env = recipe.build()
     found = blueprint(env, recipe).spec
     env.close()

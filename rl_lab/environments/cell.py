@@ -11,46 +11,89 @@ built anew, and the next row begins a fresh episode.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from rl_lab.environments.plain import from_text, to_text
+from rl_lab.environments.recipe import Blueprint, Recipe
+from rl_lab.environments.rendering import FrameTaker
 from rl_lab.environments.snapshot import capture, restore
 from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.types import EnvironmentFault, EnvRows, RLLabError
 
 MAX_EPISODE_SEED = 2**31 - 1
+HEALTHY_STEPS = 1000  # steps in a row without a failure that forgive an earlier one
+NOT_EXACT = {
+    "replay": "it is not deterministic: replaying its seed and actions led to another observation",
+    "own": "its set_state does not restore what its get_state returned",
+    "restart": "its state could not be saved",
+}
 
 
+def drained(events: list[str]) -> list[str]:
+    """What was in the list, which is empty afterwards."""
+    taken = events[:]
+    events.clear()
+    return taken
+
+
+def too_many_restarts(max_restarts: int, last_failure: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"the environments failed more than max_restarts={max_restarts} times altogether. {last_failure} "
+        "`rl-lab envs check ID` examines an environment; environment.max_restarts sets the limit."
+    )
+
+
+@dataclass
+class Restarts:
+    """How often an environment failed: altogether, and what of it still counts against `max_restarts`."""
+
+    total: int = 0
+    recent: int = 0
+    healthy_steps: int = 0
+
+    def add(self) -> None:
+        self.total, self.recent, self.healthy_steps = self.total + 1, self.recent + 1, 0
+
+    def step(self) -> None:
+        """A step without a failure."""
+        if self.recent:
+            self.healthy_steps += 1
+            if self.healthy_steps == HEALTHY_STEPS:
+                self.recent, self.healthy_steps = self.recent - 1, 0
+
+    def get_state(self) -> dict[str, int]:
+        return {"restarts": self.total, "recent_restarts": self.recent, "healthy_steps": self.healthy_steps}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.total = state["restarts"]
+        self.recent = state.get("recent_restarts", self.total)  # checkpoints of earlier versions forgave nothing
+        self.healthy_steps = state.get("healthy_steps", 0)
+
+
+@dataclass(kw_only=True, eq=False)
 class Cell:
     """One environment and its place (`index`) among N. `rows` given to it have zeroed flags and rewards."""
 
-    def __init__(
-        self,
-        build: Callable[[], gym.Env],
-        converter: ObservationConverter,
-        *,
-        index: int,
-        seed: int,
-        max_restarts: int,
-        is_lost: bool = False,
-        restarts: int = 0,
-    ) -> None:
-        self.index = index
-        self.events: list[str] = []
-        self.restarts = restarts
-        self.env = build()
-        self._build = build
-        self._write = converter.writer()
-        self._converter = converter
-        self._max_restarts = max_restarts
-        self._episode_seeds = np.random.default_rng(seed)
+    build: Callable[[], gym.Env]
+    converter: ObservationConverter
+    index: int
+    seed: int
+    max_restarts: int
+    events: list[str]  # sentences about restarts are added here
+    is_lost: bool = False  # the episode under way cannot go on: the next row ends it
+    restarts: Restarts = field(default_factory=Restarts)
+
+    def __post_init__(self) -> None:
+        self.env = self.build()
+        self._write = self.converter.writer()
+        self._episode_seeds = np.random.default_rng(self.seed)
         self._episode_seed: int | None = None
         self._needs_reset = True
-        self._is_lost = is_lost  # the episode under way cannot go on: the next row ends it
         self._episode_steps = 0
         self._log: list[Any] | None = []  # actions since the reset; None once the environment proved plain
         self._is_log_decided = False
@@ -61,7 +104,7 @@ class Cell:
             self._episode_seed = int(self._episode_seeds.integers(MAX_EPISODE_SEED))
             try:
                 observation, _ = self.env.reset(seed=self._episode_seed)
-                self._converter.check(observation)
+                self.converter.check(observation)
                 self._write(observation, rows.observation, i)
                 break
             except RLLabError:  # already says what to do
@@ -69,15 +112,18 @@ class Cell:
             except Exception as error:  # noqa: BLE001 (see _restart)
                 self._restart(error, "reset")
         rows.is_first[i] = True
-        self._needs_reset = self._is_lost = False
+        self._needs_reset = self.is_lost = False
         self._episode_steps = 0
         if self._log is not None:
             self._log = []
 
     def step(self, action: Any, rows: EnvRows, i: int) -> bool:
         """Row i after `action`. False: the environment failed and the caller repeats the last observation."""
-        if self._needs_reset or self._is_lost:
-            return self._begin_or_end(rows, i)
+        if self.is_lost:
+            return self._end(rows, i)
+        if self._needs_reset:
+            self.begin(rows, i)
+            return True
         if self._log is not None:
             self._log.append(action.copy() if isinstance(action, np.ndarray) else action)
         try:
@@ -88,9 +134,9 @@ class Cell:
             raise
         except Exception as error:  # noqa: BLE001 (see _restart)
             self._restart(error, "step")
-            self._end_lost(rows, i)
-            return False
+            return self._end(rows, i)
         self._episode_steps += 1
+        self.restarts.step()
         if terminated or truncated:
             rows.is_last[i] = True
             rows.is_terminal[i] = terminated
@@ -99,17 +145,11 @@ class Cell:
             self._drop_log_if_plain()
         return True
 
-    def _begin_or_end(self, rows: EnvRows, i: int) -> bool:
-        if self._is_lost:
-            self._end_lost(rows, i)
-            return False
-        self.begin(rows, i)
-        return True
-
-    def _end_lost(self, rows: EnvRows, i: int) -> None:
+    def _end(self, rows: EnvRows, i: int) -> bool:
         rows.reward[i] = 0.0
         rows.is_last[i] = True
-        self._needs_reset, self._is_lost = True, False
+        self._needs_reset, self.is_lost = True, False
+        return False
 
     def _drop_log_if_plain(self) -> None:
         """Endless episodes would grow the log for nothing. After one step lazily made attributes exist."""
@@ -119,24 +159,20 @@ class Cell:
 
     def _restart(self, error: Exception, call: str) -> None:
         """The one place that survives any exception: whatever an environment raises, the run goes on."""
-        self.restarts += 1
-        what = f"{type(error).__name__}: {error}"
-        if self.restarts > self._max_restarts:
-            raise EnvironmentFault(
-                f"environment {self.index} failed more than max_restarts={self._max_restarts} times; the last error, "
-                f"in {call} after {self._episode_steps} steps of its episode, was {what}. "
-                "`rl-lab envs check ID` examines an environment; environment.max_restarts sets the limit."
-            ) from error
-        self.events.append(
-            f"Environment {self.index} raised {what} in {call} after {self._episode_steps} steps of its episode; "
-            f"it was restarted (restart {self.restarts})."
+        self.restarts.add()
+        what = (
+            f"Environment {self.index} raised {type(error).__name__}: {error} in {call} "
+            f"after {self._episode_steps} steps of its episode"
         )
+        if self.restarts.recent > self.max_restarts:
+            raise too_many_restarts(self.max_restarts, f"{what}.") from error
+        self.events.append(f"{what}; it was restarted (restart {self.restarts.total}).")
         self._rebuild()
 
     def _rebuild(self) -> None:
         self.close()
         try:
-            self.env = self._build()
+            self.env = self.build()
         except RLLabError:
             raise
         except Exception as error:
@@ -157,8 +193,8 @@ class Cell:
             "episode_seed": self._episode_seed,
             "episode_steps": self._episode_steps,
             "needs_reset": self._needs_reset,
-            "is_lost": self._is_lost,
-            "restarts": self.restarts,
+            "is_lost": self.is_lost,
+            **self.restarts.get_state(),
             "snapshot": None if self._episode_seed is None else capture(self.env, self._log),
         }
 
@@ -169,8 +205,8 @@ class Cell:
         self._episode_seeds = from_text(state["episode_seeds"])
         self._episode_seed = state["episode_seed"]
         self._episode_steps = state["episode_steps"]
-        self._needs_reset, self._is_lost = state["needs_reset"], state["is_lost"]
-        self.restarts = state["restarts"]
+        self._needs_reset, self.is_lost = state["needs_reset"], state["is_lost"]
+        self.restarts.set_state(state)
         snapshot = state["snapshot"]
         self._log, self._is_log_decided = [], snapshot is not None
         if snapshot is None:
@@ -181,30 +217,85 @@ class Cell:
         elif snapshot["mode"] != "restart":
             self._log = None
         if not self._is_restored(snapshot, observation):
-            self._give_up_exactness(snapshot["mode"])
+            self.is_lost = not self._needs_reset  # between episodes there is nothing to end
+            self.events.append(
+                f"Environment {self.index} could not be restored exactly: {NOT_EXACT[snapshot['mode']]}. "
+                "A new episode was started instead."
+            )
 
     def _is_restored(self, snapshot: dict[str, Any], observation: dict[str, np.ndarray]) -> bool:
         try:
             is_exact, replayed = restore(self.env, snapshot, episode_seed=self._episode_seed)
-            return is_exact if replayed is None else self._is_same_observation(replayed, observation)
+            if replayed is None:
+                return is_exact
+            fresh = self.converter.allocate(1)
+            self._write(replayed, fresh, 0)
         except RLLabError:
             raise
         except Exception as error:  # noqa: BLE001 (see _restart)
             self._restart(error, "a replay")
             return False
-
-    def _is_same_observation(self, replayed: Any, observation: dict[str, np.ndarray]) -> bool:
-        fresh = self._converter.allocate(1)
-        self._write(replayed, fresh, 0)
         return all(fresh[key][0].tobytes() == np.asarray(observation[key])[self.index].tobytes() for key in fresh)
 
-    def _give_up_exactness(self, mode: str) -> None:
-        reasons = {
-            "replay": "it is not deterministic: replaying its seed and actions led to another observation",
-            "own": "its set_state does not restore what its get_state returned",
-            "restart": "its state could not be saved",
-        }
-        # Between episodes nothing of the old one is needed, so there is nothing to end.
-        self._is_lost = not self._needs_reset
-        what = f"Environment {self.index} could not be restored exactly: {reasons[mode]}."
-        self.events.append(f"{what} A new episode was started instead.")
+
+class Cells:
+    """The environments that one process steps one after the other: all N, or those from `first` on."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        blueprint: Blueprint,
+        *,
+        seeds: Sequence[int],
+        max_restarts: int,
+        first: int = 0,
+        is_lost: Sequence[bool] | None = None,
+        restarts: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.events: list[str] = []
+        self._actions = blueprint.actions
+        self._frames = FrameTaker(self.events)
+        self.members = [
+            Cell(
+                build=recipe.build,
+                converter=blueprint.observations,
+                index=first + i,
+                seed=seed,
+                max_restarts=max_restarts,
+                events=self.events,
+                is_lost=is_lost is not None and is_lost[i],
+                restarts=Restarts(*restarts[i]) if restarts else Restarts(),
+            )
+            for i, seed in enumerate(seeds)
+        ]
+
+    def restarts(self) -> list[tuple[int, int]]:
+        """(total, recent) of each."""
+        return [(cell.restarts.total, cell.restarts.recent) for cell in self.members]
+
+    def drain_events(self) -> list[str]:
+        return drained(self.events)
+
+    def reset(self, rows: EnvRows) -> list[int]:
+        for i, cell in enumerate(self.members):
+            cell.begin(rows, i)
+        return []  # as `step`: none failed
+
+    def step(self, action: np.ndarray, rows: EnvRows) -> list[int]:
+        """Fill `rows`; the places of those that failed, whose last observation is to be repeated."""
+        pairs = zip(self.members, self._actions.rows(action), strict=True)
+        return [i for i, (cell, one) in enumerate(pairs) if not cell.step(one, rows, i)]
+
+    def get_state(self) -> list[dict[str, Any]]:
+        return [cell.get_state() for cell in self.members]
+
+    def set_state(self, states: Sequence[dict[str, Any]], observation: dict[str, np.ndarray]) -> None:
+        for cell, state in zip(self.members, states, strict=True):
+            cell.set_state(state, observation)
+
+    def render(self) -> np.ndarray | None:
+        return self._frames.take(self.members[0].env)
+
+    def close(self) -> None:
+        for cell in self.members:
+            cell.close()

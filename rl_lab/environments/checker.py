@@ -1,4 +1,4 @@
-"""Tells the author of an environment exactly what is wrong with it, and what to write instead.
+"""Finds what is wrong with an environment, and says what to write instead.
 
 for finding in check_environment(lambda: MyEnv()):
     print(finding.level, finding.what, finding.cure)
@@ -7,14 +7,15 @@ for finding in check_environment(lambda: MyEnv()):
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import gymnasium as gym
 import numpy as np
 
 from rl_lab.environments.actions import ActionConverter
-from rl_lab.environments.plain import NotPlainError, to_text
+from rl_lab.environments.plain import text_or_none
 from rl_lab.environments.snapshot import capture, layers, what_is_not_plain
 from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.types import ConfigError
@@ -37,12 +38,10 @@ class _StopChecking(Exception):
 
 
 def check_environment(make: Callable[[], gym.Env], *, steps: int = 200) -> list[Finding]:
-    """Build environments with `make`, play `steps` random steps, and say what is wrong. An empty list is praise."""
+    """Build environments with `make`, play `steps` random steps, and say what is wrong. An empty list: nothing."""
     check = _Check(make, steps)
-    try:
+    with suppress(_StopChecking):
         check.run()
-    except _StopChecking:
-        pass
     return check.findings
 
 
@@ -52,15 +51,13 @@ class _Check:
         self.findings: list[Finding] = []
         self.has_bad_observation = False
 
-    def error(self, what: str, cure: str) -> None:
-        self._add(Finding("error", what, cure))
+    def note(self, what: str, cure: str, level: Literal["error", "warning"] = "error") -> None:
+        if what not in [known.what for known in self.findings]:  # the same on every step: once is enough
+            self.findings.append(Finding(level, what, cure))
 
-    def warn(self, what: str, cure: str) -> None:
-        self._add(Finding("warning", what, cure))
-
-    def _add(self, finding: Finding) -> None:
-        if finding.what not in [known.what for known in self.findings]:  # the same on every step: once is enough
-            self.findings.append(finding)
+    def stop(self, what: str, cure: str) -> NoReturn:
+        self.note(what, cure)
+        raise _StopChecking
 
     def run(self) -> None:
         self.env = self._call("construction", self.make, "The constructor must work without further arguments.")
@@ -74,84 +71,70 @@ class _Check:
         """User code may raise anything; here that is the finding."""
         try:
             return function()
-        except Exception as error:
-            self.error(f"{place} raised {type(error).__name__}: {error}", cure)
-            raise _StopChecking from error
+        except Exception as error:  # noqa: BLE001
+            self.stop(f"{place} raised {type(error).__name__}: {error}", cure)
 
     # --- spaces ---
 
     def spaces(self) -> None:
         if not isinstance(self.env, gym.Env):
-            self.error(f"the class {type(self.env).__name__} is no gymnasium.Env", "Write: class MyEnv(gymnasium.Env).")
-            raise _StopChecking
+            self.stop(f"the class {type(self.env).__name__} is no gymnasium.Env", "Write: class MyEnv(gymnasium.Env).")
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(self.env, name, None), gym.Space):
-                self.error(f"{name} is missing or no gymnasium.Space", f"Set self.{name} in __init__.")
-                raise _StopChecking
+                self.stop(f"{name} is missing or no gymnasium.Space", f"Set self.{name} in __init__.")
+        env_id = self.env.spec.id if self.env.spec is not None else type(self.env).__name__
         try:
-            self.actions = ActionConverter(self.env.action_space, env_id=_name(self.env))
-            self.observations = ObservationConverter(
-                self.env.observation_space, env_id=_name(self.env), num_actions=self.actions.num_mask_entries
-            )
+            num_actions = ActionConverter(self.env.action_space, env_id=env_id).num_mask_entries
+            ObservationConverter(self.env.observation_space, env_id=env_id, num_actions=num_actions)
         except ConfigError as error:
-            self.error(str(error), "Use one of the known spaces, or a wrapper that converts to one.")
-            raise _StopChecking from error
+            self.stop(str(error), "Use one of the known spaces, or a wrapper that converts to one.")
         space = self.env.action_space
         if isinstance(space, gym.spaces.Box) and not space.is_bounded():
-            self.warn(
-                f"the action space {space} has no finite bounds, so policies act in [-1, 1] there",
-                "Give the Box the bounds the simulator really has.",
-            )
+            what = f"the action space {space} has no finite bounds, so policies act in [-1, 1] there"
+            self.note(what, "Give the Box the bounds the simulator really has.", "warning")
         space.seed(0)
         if not space.contains(space.sample()):
-            self.error(f"the action space {space} does not contain its own samples", "Check its dtype and bounds.")
+            self.note(f"the action space {space} does not contain its own samples", "Check its dtype and bounds.")
 
     # --- reset and step ---
 
     def reset(self, env: gym.Env, *, seed: int | None) -> Any:
         answer = self._call("reset(seed=...)", lambda: env.reset(seed=seed), RESET_CURE)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-            self.error(f"reset returned {_shape_of(answer)}, not (observation, info)", RESET_CURE)
-            raise _StopChecking
+            self.stop(f"reset returned {_shape_of(answer)}, not (observation, info)", RESET_CURE)
         self.observation(answer[0], "reset")
         if env.unwrapped._np_random_seed != seed:
-            self.error("reset(seed=...) does not seed self.np_random", "Call super().reset(seed=seed) first in reset.")
+            self.note("reset(seed=...) does not seed self.np_random", "Call super().reset(seed=seed) first in reset.")
         return answer[0]
 
     def step(self, env: gym.Env, action: Any) -> tuple[Any, ...]:
         answer = self._call(f"step({action!r})", lambda: env.step(action), "Accept every action of the action space.")
         if isinstance(answer, tuple) and len(answer) == 4:
-            self.error("step returned four values: that is the old Gym interface (done)", STEP_CURE)
-            raise _StopChecking
+            self.stop("step returned four values: that is the old Gym interface (done)", STEP_CURE)
         if not (isinstance(answer, tuple) and len(answer) == 5):
-            self.error(f"step returned {_shape_of(answer)}, not five values", STEP_CURE)
-            raise _StopChecking
+            self.stop(f"step returned {_shape_of(answer)}, not five values", STEP_CURE)
         observation, reward, terminated, truncated, info = answer
         self.observation(observation, "step")
-        self.reward(reward)
+        if not isinstance(reward, int | float | np.integer | np.floating):
+            self.note(f"reward is a {type(reward).__name__}, not a number", "Return float(reward).")
+        elif not np.isfinite(reward):
+            self.note(f"reward is {reward}", "Find the division by zero or the overflow; training stops on it.")
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
-                self.error(f"{name} is {flag!r} ({type(flag).__name__}), not a boolean", f"Return bool({name}).")
+                self.note(f"{name} is {flag!r} ({type(flag).__name__}), not a boolean", f"Return bool({name}).")
         if not isinstance(info, dict):
-            self.error(f"info is a {type(info).__name__}, not a dict", "Return {} when there is nothing to say.")
+            self.note(f"info is a {type(info).__name__}, not a dict", "Return {} when there is nothing to say.")
         return answer
 
     def observation(self, observation: Any, place: str) -> None:
         space = self.env.observation_space
-        is_array = isinstance(observation, np.ndarray) or not isinstance(
-            space, gym.spaces.Box
-        )  # contains() takes lists
+        is_box = isinstance(space, gym.spaces.Box)
+        is_array = isinstance(observation, np.ndarray) or not is_box  # contains() takes lists
         if (is_array and space.contains(observation)) or self.has_bad_observation:
             return  # one example is enough
         self.has_bad_observation = True
         problem = _why_outside(space, observation)
-        self.error(f"{place} returned an observation outside observation_space: {problem}", "Fix the one or the other.")
-
-    def reward(self, reward: Any) -> None:
-        if not isinstance(reward, int | float | np.integer | np.floating):
-            self.error(f"reward is a {type(reward).__name__}, not a number", "Return float(reward).")
-        elif not np.isfinite(reward):
-            self.error(f"reward is {reward}", "Find the division by zero or the overflow; training stops on it.")
+        self.note(f"{place} returned an observation outside observation_space: {problem}", "Fix the one or the other.")
 
     # --- behaviour over time ---
 
@@ -160,24 +143,19 @@ class _Check:
         one, other = self.make(), self.make()
         first, second = self.reset(one, seed=7), self.reset(other, seed=7)
         if _text(first) != _text(second):
-            self.error(
-                "reset(seed=7) gave two different observations",
-                "Draw every random number from self.np_random, after super().reset(seed=seed).",
-            )
-            return
+            cure = "Draw every random number from self.np_random, after super().reset(seed=seed)."
+            return self.note("reset(seed=7) gave two different observations", cure)
         observation = first
         for _ in range(20):
             action = self._action(observation)
             first, second = self.step(one, action), self.step(other, action)
             observation = first[0]
             if _text(first[:4]) != _text(second[:4]):
-                self.error(
-                    "the same seed and actions led to different steps",
-                    "Draw every random number from self.np_random; keep no state in class attributes or globals.",
-                )
-                return
+                cure = "Draw every random number from self.np_random; keep no state in class attributes or globals."
+                return self.note("the same seed and actions led to different steps", cure)
             if first[2] or first[3]:
-                return
+                return None
+        return None
 
     def episodes(self) -> None:
         """Random play: ends, observations that change behind the caller's back, everything `step` checks."""
@@ -188,29 +166,22 @@ class _Check:
             answer = self.step(self.env, self._action(observation))
             observation = answer[0]
             if _text(kept) != before:
-                self.error(
-                    "an observation returned earlier was changed by a later step",
-                    "Return a copy: observation.copy().",
-                )
+                self.note("an observation returned earlier was changed by a later step", "Return observation.copy().")
             if answer[2] or answer[3]:
                 episodes_ended += 1
                 observation = self.reset(self.env, seed=3 + episodes_ended)
         has_limit = any(isinstance(layer, gym.wrappers.TimeLimit) for layer in layers(self.env))
         if episodes_ended == 0 and not has_limit:
-            self.warn(
-                f"no episode ended within {self.steps} random steps and there is no time limit",
-                "Register it with max_episode_steps=..., or set environment.time_limit.",
-            )
+            what = f"no episode ended within {self.steps} random steps and there is no time limit"
+            self.note(what, "Register it with max_episode_steps=..., or set environment.time_limit.", "warning")
 
     def snapshot(self) -> None:
         """Which way exact resume would take."""
-        mode = capture(self.env, [])["mode"]
-        if mode == "replay":
+        if capture(self.env, [])["mode"] == "replay":
             obstacle = what_is_not_plain(self.env)
-            self.warn(
-                f"exact resume will replay the episode's actions, because {obstacle} is not plain data",
-                "Fine for short episodes. Otherwise add get_state() and set_state(state) with plain data.",
-            )
+            what = f"exact resume will replay the episode's actions, because {obstacle} is not plain data"
+            cure = "Fine for short episodes. Otherwise add get_state() and set_state(state) with plain data."
+            self.note(what, cure, "warning")
 
     def _action(self, observation: Any) -> Any:
         """A random action, one the mask allows where the observation has one."""
@@ -220,19 +191,12 @@ class _Check:
         return space.sample()
 
 
-def _name(env: gym.Env) -> str:
-    return env.spec.id if env.spec is not None else type(env).__name__
-
-
 def _shape_of(answer: Any) -> str:
     return f"{len(answer)} values" if isinstance(answer, tuple) else f"one {type(answer).__name__}"
 
 
 def _text(value: Any) -> str:
-    try:
-        return to_text(value)
-    except NotPlainError:
-        return repr(value)
+    return text_or_none(value) or repr(value)
 
 
 def _why_outside(space: gym.Space, value: Any) -> str:

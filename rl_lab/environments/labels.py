@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gymnasium as gym
 
+from rl_lab.environments.snapshot import layers
+
 LEFT_RIGHT_NOTHING = ("push left", "nothing", "push right")
 COMPASS = ("up", "right", "down", "left")
 LABELS: dict[str, tuple[str, ...]] = {
@@ -38,11 +40,7 @@ def action_labels(env: gym.Env, num_labels: int) -> tuple[str, ...]:
     name = f"{env.spec.namespace}/{env.spec.name}" if env.spec.namespace else env.spec.name
     labels = list(LABELS.get(name, MINIGRID if name.startswith(("MiniGrid-", "BabyAI-")) else ()))
     labels = labels or list(getattr(env.unwrapped, "action_labels", ()))
-    inner_first: list[gym.Wrapper] = []
-    while isinstance(env, gym.Wrapper):
-        inner_first.insert(0, env)
-        env = env.env
-    for layer in inner_first:
+    for layer in reversed(layers(env)):
         if labels and hasattr(type(layer), "remap"):
-            labels = layer.remap(labels)  # type: ignore[attr-defined]
+            labels = layer.remap(labels)
     return tuple(labels) if len(labels) == num_labels else ()

@@ -27,22 +27,17 @@ class Suite:
 
 
 SUITES = (
-    Suite("toy", None, entry_points=("rl_lab.environments.toy", "rl_lab.environments.bandits")),
+    Suite("toy", None, entry_points=("rl_lab.environments.suites.toy", "rl_lab.environments.suites.bandits")),
     Suite("atari", "atari", ("ALE/",), "ale_py", ("ale_py", "shimmy.atari"), "ale_py"),
     Suite("minigrid", "minigrid", ("MiniGrid-", "BabyAI-"), "minigrid", ("minigrid",), "minigrid"),
-    Suite("dmc", "dmc", entry_points=("rl_lab.environments.dmc",), needs="dm_control"),
-    Suite("box2d", "box2d", entry_points=("gymnasium.envs.box2d", "rl_lab.environments.car_racing"), needs="Box2D"),
+    Suite("dmc", "dmc", entry_points=("rl_lab.environments.suites.dmc",), needs="dm_control"),
+    Suite(
+        "box2d", "box2d", entry_points=("gymnasium.envs.box2d", "rl_lab.environments.suites.car_racing"), needs="Box2D"
+    ),
     Suite("mujoco", "mujoco", entry_points=("gymnasium.envs.mujoco",), needs="mujoco"),
     Suite("classic_control", None, entry_points=("gymnasium.envs.classic_control",)),
     Suite("toy_text", None, entry_points=("gymnasium.envs.toy_text",)),
     Suite("jax", None, entry_points=("gymnasium.envs.phys2d", "gymnasium.envs.tabular"), needs="jax"),
-)
-
-gym.register(
-    "rl_lab/CarRacing-v3",  # Gymnasium's, drawn faster; its module needs Box2D, so nobody imports it before it is used
-    entry_point="rl_lab.environments.car_racing:CarRacing",
-    max_episode_steps=1000,
-    reward_threshold=900,
 )
 
 
@@ -59,11 +54,15 @@ def find(env_id: str) -> GymnasiumSpec:
     module, _, name = env_id.rpartition(":")
     if module:
         _import_users_module(module, env_id)
-    _import_suite(name)
-    spec = gym.registry.get(name)
-    if spec is None:
+    for suite in SUITES:
+        if suite.module is not None and name.startswith(suite.prefixes) and name not in gym.registry:
+            try:
+                importlib.import_module(suite.module)  # importing it registers its ids
+            except ModuleNotFoundError as error:
+                raise missing_extra(name, suite, error) from error
+    if name not in gym.registry:
         raise ConfigError(_unknown(module, name))
-    return spec
+    return gym.registry[name]
 
 
 def _import_users_module(module: str, env_id: str) -> None:
@@ -83,30 +82,18 @@ def _import_users_module(module: str, env_id: str) -> None:
             f"environment.id '{env_id}': importing '{module}' failed because it needs '{error.name}'. "
             f"Install that with `pip install {error.name}`."
         ) from error
-    except ImportError as error:
-        raise ConfigError(f"environment.id '{env_id}': importing '{module}' failed: {error}.") from error
-
-
-def _import_suite(name: str) -> None:
-    for suite in SUITES:
-        if suite.module is None or not name.startswith(suite.prefixes) or name in gym.registry:
-            continue
-        try:
-            importlib.import_module(suite.module)  # importing it registers its ids
-        except ModuleNotFoundError as error:
-            raise missing_extra(name, suite, error) from error
+    except Exception as error:  # whatever a user's module raises
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"environment.id '{env_id}': importing '{module}' failed: {what}.") from error
 
 
 def missing_extra(env_id: str, suite: Suite | None, error: Exception) -> MissingExtraError:
     """The error for a dependency that is not there."""
+    what, package = "a package", getattr(error, "name", None)
     if suite is not None and suite.extra is not None:
-        return MissingExtraError(
-            f"environment '{env_id}' needs an extra that is not installed ({error}). "
-            f"Install it with: pip install 'rl-lab[{suite.extra}]'"
-        )
-    wanted = getattr(error, "name", None)
-    cure = f"Install it with: pip install {wanted}" if wanted else "Install what the message names."
-    return MissingExtraError(f"environment '{env_id}' needs a package that is not installed ({error}). {cure}")
+        what, package = "an extra", f"'rl-lab[{suite.extra}]'"
+    cure = f"Install it with: pip install {package}" if package else "Install what the message names."
+    return MissingExtraError(f"environment '{env_id}' needs {what} that is not installed ({error}). {cure}")
 
 
 def newest_version(name: str) -> str | None:

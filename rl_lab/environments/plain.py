@@ -22,8 +22,6 @@ BIT_GENERATORS = {
 }
 MAPPINGS: dict[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 ARRAY_KINDS = "biufcSUMm"  # booleans, numbers, fixed-width text, dates: everything whose bytes say it all
-
-
 SIMPLE = frozenset({type(None), bool, int, float, str})  # JSON says these as they are
 Seen = dict[int, Any]  # changeable objects met so far, by id; held, so that no id is used twice
 
@@ -35,6 +33,14 @@ class NotPlainError(TypeError):
 def to_text(value: Any) -> str:
     """One line of JSON. Raises NotPlainError with the path of the first value that is not plain data."""
     return json.dumps(_encode(value, {}), separators=(",", ":"))
+
+
+def text_or_none(value: Any) -> str | None:
+    """`to_text`, or None where the value is not plain data."""
+    try:
+        return to_text(value)
+    except NotPlainError:
+        return None
 
 
 def from_text(text: str) -> Any:
@@ -107,11 +113,10 @@ def _encode_bytes(tag: str, array: np.ndarray) -> dict[str, Any]:
 
 def _encode_random(value: Any, seen: Seen) -> dict[str, Any]:
     if type(value) is np.random.Generator and type(value.bit_generator).__name__ in BIT_GENERATORS:
-        bits = value.bit_generator
-        sequence = bits.seed_seq  # only `spawn` reads it, but then it matters
-        lineage = None
-        if isinstance(sequence, np.random.SeedSequence):
-            lineage = (sequence.entropy, tuple(sequence.spawn_key), sequence.pool_size, sequence.n_children_spawned)
+        bits, seeds = value.bit_generator, value.bit_generator.seed_seq
+        lineage = None  # only `spawn` reads it, but then it matters
+        if isinstance(seeds, np.random.SeedSequence):
+            lineage = (seeds.entropy, tuple(seeds.spawn_key), seeds.pool_size, seeds.n_children_spawned)
         return {"generator": _encode((type(bits).__name__, bits.state, lineage), seen)}
     if type(value) is np.random.RandomState:
         return {"random_state": _encode(value.get_state(legacy=False), seen)}
@@ -139,26 +144,17 @@ def _decode_array(body: list[Any]) -> np.ndarray:
 
 def _decode_generator(body: Any) -> np.random.Generator:
     name, state, lineage = _decode(body)
-    sequence = None
+    seeds = None
     if lineage is not None:
         entropy, spawn_key, pool_size, children = lineage
-        sequence = np.random.SeedSequence(
-            entropy, spawn_key=spawn_key, pool_size=pool_size, n_children_spawned=children
-        )
-    bits = BIT_GENERATORS[name](sequence)
+        seeds = np.random.SeedSequence(entropy, spawn_key=spawn_key, pool_size=pool_size, n_children_spawned=children)
+    bits = BIT_GENERATORS[name](seeds)
     bits.state = state
     return np.random.Generator(bits)
 
 
-def _decode_random_state(body: Any) -> np.random.RandomState:
-    generator = np.random.RandomState()
-    generator.set_state(_decode(body))
-    return generator
-
-
-def _decode_random(body: Any) -> random.Random:
-    generator = random.Random()
-    generator.setstate(_decode(body))
+def _restored(generator: Any, restore: str, body: Any) -> Any:
+    getattr(generator, restore)(_decode(body))
     return generator
 
 
@@ -171,6 +167,6 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
     "set": lambda body: {_decode(item) for item in body},
     "frozenset": lambda body: frozenset(_decode(item) for item in body),
     "generator": _decode_generator,
-    "random_state": _decode_random_state,
-    "random": _decode_random,
+    "random_state": lambda body: _restored(np.random.RandomState(), "set_state", body),
+    "random": lambda body: _restored(random.Random(), "setstate", body),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,10 +16,11 @@ from rl_lab.environments.labels import action_labels
 from rl_lab.environments.lookup import find, missing_extra, newest_version, suite_of
 from rl_lab.environments.snapshot import layers
 from rl_lab.environments.spaces import ObservationConverter
-from rl_lab.environments.wrappers import WRAPPERS, TimeLimit, apply_wrappers
-from rl_lab.types import ConfigError, EnvSpec, did_you_mean
+from rl_lab.environments.wrappers import WRAPPERS, apply_wrappers
+from rl_lab.types import ActionSpec, ConfigError, EnvSpec, RLLabError, did_you_mean
 
-SPEC_KEYS = ("labels", "solved_return", "max_episode_steps", "description")
+SPEC_KEYS = {"labels": list | tuple, "solved_return": int | float, "max_episode_steps": int, "description": str}
+SPEC_VALUES = {"labels": "a list of names", "description": "a text"}  # anything else is a number
 
 
 @dataclass(frozen=True)
@@ -41,47 +43,53 @@ class Recipe:
 
     def build(self) -> gym.Env:
         """The environment with its wrappers, not yet reset."""
-        spec = find(self.id)
-        env = self._make(spec)
+        entries: list[dict[str, Any]] = [*self.wrappers]
         if self.action_repeat > 1:
-            env = WRAPPERS["action_repeat"](env, count=self.action_repeat)
-        env = apply_wrappers(env, self.wrappers)
+            entries.insert(0, {"id": "action_repeat", "count": self.action_repeat})
         if self.action_masks:
-            env = WRAPPERS["action_mask"](env)
-        return env if self.time_limit is None else TimeLimit(env, steps=self.time_limit)
+            entries.append({"id": "action_mask"})
+        if self.time_limit is not None:
+            entries.append({"id": "time_limit", "steps": self.time_limit})
+        return apply_wrappers(self._make(find(self.id)), entries)
 
     def _make(self, spec: GymnasiumSpec) -> gym.Env:
         settings = dict(self.kwargs)
         if self.time_limit is not None:
             settings["max_episode_steps"] = -1  # Gymnasium's way to say: no limit
+        needs_render = any(getattr(WRAPPERS[entry["id"]], "needs_render", False) for entry in self.wrappers)
         try:
-            if self._wants_frames() and can_render(spec):
+            if (self.render or needs_render) and can_render(spec.entry_point):
                 settings["render_mode"] = "rgb_array"
             # Our checker examines environments once, on request; Gymnasium's would do so on every step.
             return gym.make(spec, disable_env_checker=True, **settings)
-        except gym.error.DependencyNotInstalled as error:
-            raise missing_extra(self.id, suite_of(spec), error) from error
-        except ModuleNotFoundError as error:
+        except RLLabError:
+            raise
+        except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             raise missing_extra(self.id, suite_of(spec), error) from error
         except ImportError as error:
             newest = newest_version(spec.id)
             hint = f" Write {newest}." if newest and newest != spec.id else ""
             raise ConfigError(f"environment '{self.id}' cannot be made: {error}{hint}") from error
-        except TypeError as error:
-            if "argument" not in str(error):
-                raise
-            raise ConfigError(f"environment '{self.id}' does not accept kwargs {self.kwargs}: {error}") from error
+        except Exception as error:  # whatever a constructor raises when it is given wrong arguments
+            raise ConfigError(self._why_not_made(spec, error)) from error
 
-    def _wants_frames(self) -> bool:
-        return self.render or any(getattr(WRAPPERS[entry["id"]], "needs_render", False) for entry in self.wrappers)
+    def _why_not_made(self, spec: GymnasiumSpec, error: Exception) -> str:
+        reason = f"{type(error).__name__}: {error}".partition(" was raised from the environment creator")[0]
+        if not self.kwargs:
+            return f"environment '{self.id}' cannot be made: its constructor raised {reason}."
+        known = [*inspect.signature(_creator(spec.entry_point)).parameters]
+        unknown = [key for key in self.kwargs if key not in known and "argument" in reason]
+        hint = f"{did_you_mean(unknown[0], known)} It takes: {', '.join(known)}." if unknown else ""
+        return f"environment '{self.id}' does not accept kwargs {self.kwargs}: {reason}.{hint}"
 
 
-def can_render(spec: GymnasiumSpec) -> bool:
+def _creator(entry_point: Any) -> Any:
+    return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+
+
+def can_render(entry_point: Any) -> bool:
     """Whether the class says that it draws RGB arrays."""
-    creator: Any = spec.entry_point
-    if isinstance(creator, str):
-        creator = load_env_creator(creator)
-    metadata = getattr(creator, "metadata", None)
+    metadata = getattr(_creator(entry_point), "metadata", None)
     return isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
 
 
@@ -96,16 +104,18 @@ class Blueprint:
 
 def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
     """Read an environment's spaces and limits."""
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name, None), gym.Space):
+            raise ConfigError(f"environment '{recipe.id}' has no {name}: set self.{name} in its __init__.")
     actions = ActionConverter(env.action_space, env_id=recipe.id)
     observations = ObservationConverter(env.observation_space, env_id=recipe.id, num_actions=actions.num_mask_entries)
     max_episode_steps, frames_per_step = _time(env)
-    registered = env.spec
     spec = EnvSpec(
         id=recipe.id,
         observation=observations.specs,
-        action=replace(actions.spec, labels=action_labels(env, _num_labels(actions))),
+        action=replace(actions.spec, labels=action_labels(env, _num_labels(actions.spec))),
         max_episode_steps=max_episode_steps,
-        solved_return=None if registered is None else registered.reward_threshold,
+        solved_return=None if env.spec is None else env.spec.reward_threshold,
         frames_per_step=frames_per_step,
         render_fps=max(1, round((env.metadata.get("render_fps") or 30) / frames_per_step)),
         description=observations.description,
@@ -113,8 +123,8 @@ def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
     return Blueprint(override_spec(spec, recipe.overrides), observations, actions)
 
 
-def _num_labels(actions: ActionConverter) -> int:
-    return len(actions.spec.sizes) if actions.spec.kind == "multi_discrete" else actions.spec.sizes[0]
+def _num_labels(action: ActionSpec) -> int:
+    return len(action.sizes) if action.kind == "multi_discrete" else action.sizes[0]
 
 
 def _time(env: gym.Env) -> tuple[int | None, int]:
@@ -132,20 +142,24 @@ def _time(env: gym.Env) -> tuple[int | None, int]:
 
 def override_spec(spec: EnvSpec, overrides: Mapping[str, Any]) -> EnvSpec:
     """Apply a user's `spec:` block."""
-    for key in overrides:
+    changes: dict[str, Any] = {}
+    for key, value in overrides.items():
         if key not in SPEC_KEYS:
             raise ConfigError(
                 f"environment.spec has no key '{key}'.{did_you_mean(key, SPEC_KEYS)} It takes: {', '.join(SPEC_KEYS)}."
             )
-    changes = {key: value for key, value in overrides.items() if value is not None and key != "labels"}
-    labels = overrides.get("labels")
+        if value is not None:
+            if not isinstance(value, SPEC_KEYS[key]) or isinstance(value, bool):
+                wanted = SPEC_VALUES.get(key, "a number")
+                raise ConfigError(f"environment.spec.{key} is {value!r}: write {wanted}, or null.")
+            changes[key] = value
+    labels = changes.pop("labels", None)
     if labels is not None:
-        action = spec.action
-        expected = len(action.sizes) if action.kind == "multi_discrete" else action.sizes[0]
+        expected = _num_labels(spec.action)
         if len(labels) != expected:
             raise ConfigError(
                 f"environment.spec.labels has {len(labels)} entries, this environment has {expected} actions: "
                 f"write {expected} names."
             )
-        changes["action"] = replace(action, labels=tuple(str(label) for label in labels))
+        changes["action"] = replace(spec.action, labels=tuple(str(label) for label in labels))
     return replace(spec, **changes)

@@ -34,8 +34,8 @@ def mujoco_backend() -> str | None:
 class FrameTaker:
     """Renders one environment; the first failure becomes an event, later ones are silent."""
 
-    def __init__(self) -> None:
-        self.events: list[str] = []
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
         self._has_failed = False
 
     def take(self, env: Any) -> np.ndarray | None:
@@ -54,5 +54,5 @@ class FrameTaker:
 
     def _report(self, why: str) -> None:
         if not self._has_failed:
-            self.events.append(f"Rendering failed and is left out: {why}")
+            self._events.append(f"Rendering failed and is left out: {why}")
         self._has_failed = True

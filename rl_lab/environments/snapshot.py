@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
-from rl_lab.environments.plain import NotPlainError, from_text, to_text
+from rl_lab.environments.plain import NotPlainError, from_text, text_or_none, to_text
 from rl_lab.types import RunError
 
 # How an environment is built and drawn, not where it stands; the freshly built one has its own.
@@ -54,17 +54,13 @@ def capture(env: Any, log: Sequence[Any] | None = None) -> dict[str, Any]:
     nor has its own state can only be restarted."""
     chain = layers(env)
     snapshot: dict[str, Any] = {"classes": [type(layer).__name__ for layer in chain]}
-    if has_own_state(chain[-1]):
-        try:
-            return {"mode": "own", **snapshot, "text": to_text(_own_content(chain))}
-        except NotPlainError:
-            pass  # its state is not plain data: the next way is tried
-    try:
-        return {"mode": "attributes", **snapshot, "text": to_text([attributes(layer, chain) for layer in chain])}
-    except NotPlainError:
-        if log is None:
-            return {"mode": "restart", **snapshot}
-    wrappers = [_text_or_none(layer, chain) for layer in chain[:-1]]
+    if has_own_state(chain[-1]) and (text := text_or_none(_own_content(chain))) is not None:
+        return {"mode": "own", **snapshot, "text": text}
+    if (text := text_or_none([attributes(layer, chain) for layer in chain])) is not None:
+        return {"mode": "attributes", **snapshot, "text": text}
+    if log is None:
+        return {"mode": "restart", **snapshot}
+    wrappers = [text_or_none(attributes(layer, chain)) for layer in chain[:-1]]
     return {"mode": "replay", **snapshot, "actions": np.asarray(log), "wrappers": wrappers}
 
 
@@ -91,8 +87,7 @@ def restore(env: Any, snapshot: dict[str, Any], *, episode_seed: int | None) -> 
         )
     mode = snapshot["mode"]
     if mode == "attributes":
-        for layer, values in zip(chain, from_text(snapshot["text"]), strict=True):
-            _set_attributes(layer, values, chain)
+        _set_attributes(chain, from_text(snapshot["text"]))
         return True, None
     if mode == "own":
         return _restore_own(chain, snapshot["text"]), None
@@ -105,28 +100,23 @@ def attributes(layer: Any, chain: list[Any]) -> dict[str, Any]:
     """The attributes that say where one layer stands. A class with __slots__ hides some, so it counts as not plain."""
     if any(cls.__dict__.get("__slots__") for cls in type(layer).__mro__):
         return {"__slots__": object()}
-    return {name: value for name, value in vars(layer).items() if not _is_ignored(name, value, chain)}
+
+    def is_ignored(name: str, value: Any) -> bool:
+        if name in IGNORED_NAMES or isinstance(value, IGNORED_KINDS) or _is_drawing(value):
+            return True
+        return any(value is other for other in chain)
+
+    return {name: value for name, value in vars(layer).items() if not is_ignored(name, value)}
 
 
 def has_own_state(env: Any) -> bool:
     """Whether get_state() and set_state(state) can be called that way (MuJoCo's set_state takes two arguments)."""
-    return _takes(getattr(env, "get_state", None), 0) and _takes(getattr(env, "set_state", None), 1)
-
-
-def _takes(method: Any, count: int) -> bool:
-    if not callable(method):
-        return False
     try:
-        inspect.signature(method).bind(*[None] * count)
-    except (TypeError, ValueError):  # too few or too many arguments; or a C function without a signature
+        inspect.signature(env.get_state).bind()
+        inspect.signature(env.set_state).bind(None)
+    except (AttributeError, TypeError, ValueError):  # not there, other arguments, or a C function without a signature
         return False
     return True
-
-
-def _is_ignored(name: str, value: Any, chain: list[Any]) -> bool:
-    if name in IGNORED_NAMES or isinstance(value, IGNORED_KINDS) or _is_drawing(value):
-        return True
-    return any(value is layer for layer in chain)
 
 
 def _is_drawing(value: Any) -> bool:
@@ -149,22 +139,17 @@ def _restore_own(chain: list[Any], text: str) -> bool:
     content = from_text(text)
     chain[-1].set_state(content["state"])
     chain[-1].__dict__["_np_random"] = content["random"]  # get_state rarely includes it
-    for layer, values in zip(chain, content["wrappers"], strict=False):
-        _set_attributes(layer, values, chain)
+    _set_attributes(chain, content["wrappers"])
     return to_text(_own_content(chain)) == text
 
 
-def _set_attributes(layer: Any, values: dict[str, Any], chain: list[Any]) -> None:
-    for name in attributes(layer, chain).keys() - values.keys():
-        del layer.__dict__[name]
-    layer.__dict__.update(values)  # not setattr: a property would do more than put the value back
-
-
-def _text_or_none(layer: Any, chain: list[Any]) -> str | None:
-    try:
-        return to_text(attributes(layer, chain))
-    except NotPlainError:
-        return None
+def _set_attributes(chain: list[Any], saved: Sequence[dict[str, Any] | None]) -> None:
+    """Outermost first; None, or nothing saved of the innermost: a layer stays as it is."""
+    for layer, values in zip(chain, saved, strict=False):
+        if values is not None:
+            for name in attributes(layer, chain).keys() - values.keys():
+                del layer.__dict__[name]
+            layer.__dict__.update(values)  # not setattr: a property would do more than put the value back
 
 
 def _replay(chain: list[Any], snapshot: dict[str, Any], episode_seed: int | None) -> Any:
@@ -174,7 +159,5 @@ def _replay(chain: list[Any], snapshot: dict[str, Any], episode_seed: int | None
     for action in actions.tolist() if actions.ndim == 1 else actions:
         observation = env.step(action)[0]
     # Counters that outlive an episode (visit counts, say) were not replayed from the first episode on.
-    for layer, text in zip(chain, snapshot["wrappers"], strict=False):
-        if text is not None:
-            _set_attributes(layer, from_text(text), chain)
+    _set_attributes(chain, [None if text is None else from_text(text) for text in snapshot["wrappers"]])
     return observation

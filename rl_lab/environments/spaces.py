@@ -14,6 +14,7 @@ A lone space is called "vector", "image" or "discrete". A Dict key "action_mask"
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,16 @@ class ObservationConverter:
     """Writes one environment's observation into row i of preallocated arrays, or a whole batch at once."""
 
     def __init__(self, space: spaces.Space, *, env_id: str, num_actions: int | None = None) -> None:
-        self.leaves, left_out = _leaves(space, env_id, num_actions)
+        self.leaves: list[Leaf] = []
+        left_out = []
+        for path, part in _walk(space, ()):
+            key = _key(path, part)
+            if _is_text(part):
+                left_out.append(key)
+            elif path and path[-1] == MASK_KEY:
+                self.leaves.append(_mask_leaf(path, part, env_id, num_actions))
+            else:
+                self.leaves.append(_leaf(path, key, part, env_id))
         if not self.leaves:
             raise ConfigError(
                 f"environment '{env_id}': nothing of the observation space {space} can be given to a network. "
@@ -49,7 +59,6 @@ class ObservationConverter:
             )
         self.specs = {leaf.key: leaf.spec for leaf in self.leaves}
         self.description = f"Left out of the observation: {', '.join(left_out)} (text)." if left_out else ""
-        self._lone_key = self.leaves[0].key
 
     def allocate(self, num_envs: int) -> dict[str, np.ndarray]:
         """Fresh, uninitialised arrays for N rows."""
@@ -59,8 +68,13 @@ class ObservationConverter:
         """The fastest correct `write`: a lone flat vector needs no walk."""
         only = self.leaves[0]
         is_lone = len(self.leaves) == 1 and not only.path
-        is_flat_vector = only.spec.dtype == "float32" and only.source_shape == only.spec.shape
-        return self._write_lone_vector if is_lone and is_flat_vector else self.write
+        if not is_lone or only.spec.dtype != "float32" or only.source_shape != only.spec.shape:
+            return self.write
+
+        def write_lone_vector(observation: Any, arrays: dict[str, np.ndarray], i: int) -> None:
+            arrays[only.key][i] = observation
+
+        return write_lone_vector
 
     def write(self, observation: Any, arrays: dict[str, np.ndarray], i: int) -> None:
         """Row i of every array."""
@@ -70,25 +84,19 @@ class ObservationConverter:
                 value = np.reshape(value, leaf.spec.shape)
             arrays[leaf.key][i] = value - leaf.start if leaf.spec.is_discrete else value
 
-    def _write_lone_vector(self, observation: Any, arrays: dict[str, np.ndarray], i: int) -> None:
-        arrays[self._lone_key][i] = observation
-
     def check(self, observation: Any) -> None:
         """Refuse shapes that numpy would silently broadcast. Called once per episode, not per step."""
-        for leaf in self.leaves:
-            shape = np.shape(_pick(observation, leaf.path))
-            if shape != leaf.source_shape:
-                raise ValueError(f"observation '{leaf.key}' has shape {shape}, its space says {leaf.source_shape}")
+        for key, found, expected in self.shapes(observation):
+            if found != expected:
+                raise ValueError(f"observation '{key}' has shape {found}, its space says {expected}")
 
     def shapes(self, observation: Any) -> Iterator[tuple[str, tuple[int, ...] | None, tuple[int, ...]]]:
         """Every leaf's key, the shape it has here (None: it is not there), and that of its space."""
         for leaf in self.leaves:
-            try:
-                found = tuple(np.shape(_pick(observation, leaf.path)))
-            except (KeyError, IndexError, TypeError, ValueError):  # no such key, or no array at all
-                yield leaf.key, None, leaf.source_shape
-            else:
-                yield leaf.key, found, leaf.source_shape
+            found: tuple[int, ...] | None = None
+            with suppress(KeyError, IndexError, TypeError, ValueError):  # no such key, or no array at all
+                found = np.shape(_pick(observation, leaf.path))
+            yield leaf.key, found, leaf.source_shape
 
     def batch_size(self, observation: Any) -> int | None:
         """How many observations these are: None for one alone, else the length of the leading axis it has more."""
@@ -113,19 +121,6 @@ def _pick(observation: Any, path: Path) -> Any:
     return observation
 
 
-def _leaves(space: spaces.Space, env_id: str, num_actions: int | None) -> tuple[tuple[Leaf, ...], list[str]]:
-    leaves, left_out = [], []
-    for path, part in _walk(space, ()):
-        key = _key(path, part)
-        if _is_text(part):
-            left_out.append(key)
-        elif path and path[-1] == MASK_KEY:
-            leaves.append(_mask_leaf(path, part, env_id, num_actions))
-        else:
-            leaves.append(_leaf(path, key, part, env_id))
-    return tuple(leaves), left_out
-
-
 def _walk(space: spaces.Space, path: Path) -> Iterator[tuple[Path, spaces.Space]]:
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
@@ -139,9 +134,7 @@ def _walk(space: spaces.Space, path: Path) -> Iterator[tuple[Path, spaces.Space]
 
 def _key(path: Path, space: spaces.Space) -> str:
     if not path:
-        if isinstance(space, spaces.Box):
-            return "image" if _is_image(space) else "vector"
-        return "discrete"
+        return lone_key(space)
     name = ".".join(f"item_{step}" if isinstance(step, int) else step for step in path)
     return f"observation.{name}" if name in (*ROW_KEYS, *MODEL_KEYS) else name
 
@@ -151,13 +144,18 @@ def _is_text(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Text) or (space.dtype is not None and np.dtype(space.dtype).kind == "U")
 
 
-def _is_image(space: spaces.Box) -> bool:
-    return space.dtype == np.uint8 and len(space.shape) in (2, 3)
+def is_image(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def lone_key(space: spaces.Space) -> str:
+    """The name of an observation that is no Dict or Tuple."""
+    return "image" if is_image(space) else "vector" if isinstance(space, spaces.Box) else "discrete"
 
 
 def _leaf(path: Path, key: str, space: spaces.Space, env_id: str) -> Leaf:
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "fiub":
-        if _is_image(space):
+        if is_image(space):
             shape = space.shape if len(space.shape) == 3 else (*space.shape, 1)
             return Leaf(path, key, ArraySpec(shape, "uint8"), space.shape)
         return Leaf(path, key, _vector_spec(space), space.shape)
@@ -180,13 +178,9 @@ def _leaf(path: Path, key: str, space: spaces.Space, env_id: str) -> Leaf:
 
 def _vector_spec(space: spaces.Box) -> ArraySpec:
     low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
-    bounded = bool(np.isfinite(low).all() and np.isfinite(high).all())
-    return ArraySpec(
-        (low.size,),
-        "float32",
-        low=tuple(low.tolist()) if bounded else None,
-        high=tuple(high.tolist()) if bounded else None,
-    )
+    if np.isfinite(low).all() and np.isfinite(high).all():
+        return ArraySpec((low.size,), "float32", tuple(low.tolist()), tuple(high.tolist()))
+    return ArraySpec((low.size,), "float32")
 
 
 def _mask_leaf(path: Path, space: spaces.Space, env_id: str, num_actions: int | None) -> Leaf:

@@ -42,50 +42,55 @@ def register_wrapper(name: str) -> Callable[[Callable[..., gym.Env]], Callable[.
 
 def check_wrappers(wrappers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
     """The same list with every id and argument known, or a ConfigError before anything is built."""
-    checked = []
     for place, entry in enumerate(wrappers):
+        where = f"environment.wrappers[{place}]"
         if not isinstance(entry, Mapping) or "id" not in entry:
-            raise ConfigError(
-                f"environment.wrappers[{place}] is {entry!r}: write a mapping with an id, such as {{id: grey}}."
-            )
+            raise ConfigError(f"{where} is {entry!r}: write a mapping with an id, such as {{id: grey}}.")
         name = entry["id"]
         if name not in WRAPPERS:
             raise ConfigError(
-                f"environment.wrappers[{place}]: there is no wrapper '{name}'.{did_you_mean(str(name), WRAPPERS)} "
+                f"{where}: there is no wrapper '{name}'.{did_you_mean(str(name), WRAPPERS)} "
                 f"Known: {', '.join(sorted(WRAPPERS))}."
             )
-        arguments = {str(key): value for key, value in entry.items() if key != "id"}
-        _check_arguments(place, name, arguments)
-        checked.append({"id": name, **arguments})
-    return tuple(checked)
-
-
-def _check_arguments(place: int, name: str, arguments: dict[str, Any]) -> None:
-    parameters = list(inspect.signature(WRAPPERS[name]).parameters.values())[1:]  # the first is the environment
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    names = [parameter.name for parameter in parameters]
-    for key in arguments:
-        if key not in names:
-            raise ConfigError(
-                f"environment.wrappers[{place}]: wrapper '{name}' has no argument '{key}'.{did_you_mean(key, names)} "
-                f"It takes: {', '.join(names) or 'none'}."
-            )
-    missing = [p.name for p in parameters if p.default is p.empty and p.name not in arguments]
-    if missing:
-        raise ConfigError(f"environment.wrappers[{place}]: wrapper '{name}' needs {', '.join(missing)}.")
+        parameters = list(inspect.signature(WRAPPERS[name]).parameters.values())[1:]  # the first is the environment
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            continue
+        names = [parameter.name for parameter in parameters]
+        for key in entry:
+            if key not in (*names, "id"):
+                raise ConfigError(
+                    f"{where}: wrapper '{name}' has no argument '{key}'.{did_you_mean(key, names)} "
+                    f"It takes: {', '.join(names) or 'none'}."
+                )
+        missing = [p.name for p in parameters if p.default is p.empty and p.name not in entry]
+        if missing:
+            raise ConfigError(f"{where}: wrapper '{name}' needs {', '.join(missing)}.")
+    return tuple({str(key): value for key, value in entry.items()} for entry in wrappers)
 
 
 def apply_wrappers(env: gym.Env, wrappers: Sequence[Mapping[str, Any]]) -> gym.Env:
     """Wrap from the inside out."""
     for entry in wrappers:
-        env = WRAPPERS[entry["id"]](env, **{key: value for key, value in entry.items() if key != "id"})
+        name, arguments = entry["id"], {key: value for key, value in entry.items() if key != "id"}
+        try:
+            env = WRAPPERS[name](env, **arguments)
+        except ConfigError as error:
+            raise ConfigError(f"wrapper '{name}': {error}") from error
+        except Exception as error:  # a user's wrapper, or an argument of the wrong kind
+            what = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"wrapper '{name}' cannot be made with {arguments}: {what}.") from error
     return env
 
 
-def require_positive(wrapper: str, name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"wrapper '{wrapper}': {name} is {value!r}, it must be a whole number of at least 1.")
+def require_positive(**values: int) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} is {value!r}, it must be a whole number of at least 1.")
+
+
+def require_order(low: float, high: float) -> None:
+    if low >= high:
+        raise ConfigError(f"low={low} must be below high={high}.")
 
 
 # --- time --------------------------------------------------------------------------------------
@@ -97,11 +102,11 @@ class ActionRepeat(gym.Wrapper):
     """Each action is taken `count` times: rewards add up, the last observation is returned, an end stops early.
     `frame_skip` is the same under the name it has for video games.
 
-    An environment with an attribute `is_observed` and a method `observe()` is told not to look (or draw) in between.
+    An environment with an attribute `is_observed` and a method `observe()` renders no frame in between.
     """
 
     def __init__(self, env: gym.Env, count: int) -> None:
-        require_positive("action_repeat", "count", count)
+        require_positive(count=count)
         super().__init__(env)
         self.frames_per_agent_step = count
         between = env
@@ -110,27 +115,19 @@ class ActionRepeat(gym.Wrapper):
         self.looks_on_demand = hasattr(between, "is_observed")  # no other wrapper needs the frames in between
 
     def step(self, action: Any) -> StepResult:
-        if self.looks_on_demand:
-            return self._step_unseen(action)
+        base: Any = self.unwrapped if self.looks_on_demand else None
+        if base is not None:
+            base.is_observed = False
         total = 0.0
         for _ in range(self.frames_per_agent_step):
             observation, reward, terminated, truncated, info = self.env.step(action)
             total += float(reward)
             if terminated or truncated:
                 break
+        if base is not None:
+            base.is_observed = True
+            observation = base.observe()
         return observation, total, terminated, truncated, info
-
-    def _step_unseen(self, action: Any) -> StepResult:
-        base: Any = self.unwrapped
-        total = 0.0
-        base.is_observed = False
-        for _ in range(self.frames_per_agent_step):
-            _, reward, terminated, truncated, info = self.env.step(action)
-            total += float(reward)
-            if terminated or truncated:
-                break
-        base.is_observed = True
-        return base.observe(), total, terminated, truncated, info
 
 
 @register_wrapper("time_limit")
@@ -138,7 +135,7 @@ class TimeLimit(gym.wrappers.TimeLimit):
     """Ends an episode after `steps` steps, not as a terminal: values are bootstrapped there."""
 
     def __init__(self, env: gym.Env, steps: int) -> None:
-        require_positive("time_limit", "steps", steps)
+        require_positive(steps=steps)
         super().__init__(env, max_episode_steps=steps)
 
 
@@ -162,8 +159,7 @@ class ClipReward(gym.RewardWrapper):
     """reward clipped to [low, high]"""
 
     def __init__(self, env: gym.Env, low: float = -1.0, high: float = 1.0) -> None:
-        if low >= high:
-            raise ConfigError(f"wrapper 'clip_reward': low={low} must be below high={high}.")
+        require_order(low, high)
         super().__init__(env)
         self.low, self.high = low, high
 
@@ -224,11 +220,9 @@ class StateCountBonus(gym.Wrapper):
 # --- actions -----------------------------------------------------------------------------------
 
 
-def _require_action_space(wrapper: str, env: gym.Env, kind: type[spaces.Space]) -> Any:
+def _require_action_space(env: gym.Env, kind: type[spaces.Space]) -> Any:
     if not isinstance(env.action_space, kind):
-        raise ConfigError(
-            f"wrapper '{wrapper}' needs a {kind.__name__} action space, this environment has {env.action_space}."
-        )
+        raise ConfigError(f"it needs a {kind.__name__} action space, this environment has {env.action_space}.")
     return env.action_space
 
 
@@ -237,12 +231,12 @@ class RemapActions(gym.Wrapper):
     """Only the listed actions remain, in the listed order; masks in `info` are remapped with them."""
 
     def __init__(self, env: gym.Env, actions: Sequence[int]) -> None:
-        space = _require_action_space("remap_actions", env, spaces.Discrete)
+        space = _require_action_space(env, spaces.Discrete)
         self.allowed = [int(action) for action in actions]
         outside = [action for action in self.allowed if not space.contains(action)]
         if outside or not self.allowed:
             raise ConfigError(
-                f"wrapper 'remap_actions': actions {list(actions)} must name at least one of "
+                f"actions {list(actions)} must name at least one of "
                 f"{int(space.start)} to {int(space.start + space.n - 1)}; wrong: {outside}."
             )
         super().__init__(env)
@@ -272,10 +266,10 @@ class DiscretiseActions(gym.ActionWrapper):
     """A bounded Box as `bins` evenly spaced values per dimension, both bounds included"""
 
     def __init__(self, env: gym.Env, bins: int) -> None:
-        space = _require_action_space("discretise_actions", env, spaces.Box)
+        space = _require_action_space(env, spaces.Box)
         if not isinstance(bins, int) or bins < 2 or not space.is_bounded():
             raise ConfigError(
-                f"wrapper 'discretise_actions': bins is {bins!r} for {space}; it must be a whole number of at least 2 "
+                f"bins is {bins!r} for {space}; it must be a whole number of at least 2 "
                 "and the space must have finite bounds (clip_actions gives it some)."
             )
         super().__init__(env)
@@ -293,9 +287,8 @@ class ClipActions(gym.ActionWrapper):
     """Narrows a Box to [low, high], so that policies reach those bounds with -1 and 1"""
 
     def __init__(self, env: gym.Env, low: float = -1.0, high: float = 1.0) -> None:
-        space = _require_action_space("clip_actions", env, spaces.Box)
-        if low >= high:
-            raise ConfigError(f"wrapper 'clip_actions': low={low} must be below high={high}.")
+        space = _require_action_space(env, spaces.Box)
+        require_order(low, high)
         super().__init__(env)
         self.action_space = spaces.Box(np.maximum(space.low, low), np.minimum(space.high, high), dtype=space.dtype)
 
@@ -307,11 +300,11 @@ class ClipActions(gym.ActionWrapper):
 
 @register_wrapper("sticky_actions")
 class StickyActions(gym.Wrapper):
-    """With `probability` the previous action is taken again; chance comes from the environment's own generator"""
+    """With `probability` the previous action is taken again, drawn from the environment's own generator"""
 
     def __init__(self, env: gym.Env, probability: float = 0.25) -> None:
         if not 0.0 <= probability <= 1.0:
-            raise ConfigError(f"wrapper 'sticky_actions': probability is {probability}, it must lie in [0, 1].")
+            raise ConfigError(f"probability is {probability}, it must lie in [0, 1].")
         super().__init__(env)
         self.probability = probability
         self.previous_action: Any = None

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_lab.environments.spaces import is_image, lone_key
 from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive
 from rl_lab.types import ConfigError, did_you_mean
 
@@ -16,15 +17,13 @@ from rl_lab.types import ConfigError, did_you_mean
 class PerEntry(gym.ObservationWrapper):
     """Base: `fits` says which spaces change, `convert_space` and `convert` how."""
 
-    name = ""
-
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         space = env.observation_space
         entries: dict[Any, Any] = dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
         self.changed_keys = [key for key, part in entries.items() if self.fits(part)]
         if not self.changed_keys:
-            raise ConfigError(f"wrapper '{self.name}' finds nothing to change in the observation {space}.")
+            raise ConfigError(f"it finds nothing to change in the observation {space}.")
         converted = {k: self.convert_space(part) if k in self.changed_keys else part for k, part in entries.items()}
         self.observation_space = spaces.Dict(converted) if isinstance(space, spaces.Dict) else converted[None]
 
@@ -47,19 +46,13 @@ class PerEntry(gym.ObservationWrapper):
         return space if key is None else space[key]  # type: ignore[index]
 
 
-def is_image(space: spaces.Space) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
-
-
 @register_wrapper("frame_stack")
 class FrameStack(PerEntry):
     """The last `count` observations as one: images on the channel axis, vectors one after the other, oldest first.
     At a reset the first observation fills the stack."""
 
-    name = "frame_stack"
-
     def __init__(self, env: gym.Env, count: int) -> None:
-        require_positive(self.name, "count", count)
+        require_positive(count=count)
         self.count = count
         self.stacks: dict[str, np.ndarray] = {}
         super().__init__(env)
@@ -92,8 +85,6 @@ class FrameStack(PerEntry):
 class Grey(PerEntry):
     """RGB images to one channel, with the luma weights 77, 150, 29 of 256 (ITU-R BT.601)"""
 
-    name = "grey"
-
     def fits(self, space: spaces.Space) -> bool:
         return is_image(space) and len(space.shape or ()) == 3 and space.shape[2] == 3  # type: ignore[index]
 
@@ -118,11 +109,8 @@ def area_resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
 class Resize(PerEntry):
     """Images to height x width by area averaging"""
 
-    name = "resize"
-
     def __init__(self, env: gym.Env, height: int, width: int) -> None:
-        require_positive(self.name, "height", height)
-        require_positive(self.name, "width", width)
+        require_positive(height=height, width=width)
         self.height, self.width = height, width
         super().__init__(env)
 
@@ -142,8 +130,6 @@ class Resize(PerEntry):
 class OneHot(PerEntry):
     """Discrete and MultiDiscrete values as vectors of zeros and ones"""
 
-    name = "one_hot"
-
     def fits(self, space: spaces.Space) -> bool:
         return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
 
@@ -157,8 +143,6 @@ class OneHot(PerEntry):
 @register_wrapper("rescale_observation")
 class RescaleObservation(PerEntry):
     """Dimensions with finite bounds are moved to [-1, 1]; the others stay as they are"""
-
-    name = "rescale_observation"
 
     def fits(self, space: spaces.Space) -> bool:
         if not isinstance(space, spaces.Box) or is_image(space):
@@ -193,9 +177,7 @@ class Flatten(gym.ObservationWrapper):
 
     def __init__(self, env: gym.Env) -> None:
         if not _can_be_flat(env.observation_space):
-            raise ConfigError(
-                f"wrapper 'flatten' cannot flatten {env.observation_space}: use select_keys to drop a part."
-            )
+            raise ConfigError(f"it cannot flatten {env.observation_space}: use select_keys to drop a part.")
         super().__init__(env)
         flat = spaces.flatten_space(env.observation_space)
         assert isinstance(flat, spaces.Box)
@@ -215,7 +197,7 @@ class SelectKeys(gym.ObservationWrapper):
         for key in keys:
             if key not in known:
                 raise ConfigError(
-                    f"wrapper 'select_keys': the observation has no '{key}'.{did_you_mean(key, known)} "
+                    f"the observation has no '{key}'.{did_you_mean(key, known)} "
                     f"It has: {', '.join(known) or 'no names, it is ' + type(space).__name__}."
                 )
         super().__init__(env)
@@ -233,10 +215,9 @@ class PixelObservation(gym.ObservationWrapper):
     needs_render = True
 
     def __init__(self, env: gym.Env, height: int = 64, width: int = 64, keep_state: bool = False) -> None:
-        require_positive("pixel_observation", "height", height)
-        require_positive("pixel_observation", "width", width)
+        require_positive(height=height, width=width)
         if env.render_mode != "rgb_array":
-            raise ConfigError("wrapper 'pixel_observation' needs an environment with the render mode rgb_array.")
+            raise ConfigError("it needs an environment with the render mode rgb_array.")
         super().__init__(env)
         self.height, self.width, self.keep_state = height, width, keep_state
         image = spaces.Box(0, 255, (height, width, 3), np.uint8)
@@ -260,16 +241,12 @@ class ActionMask(gym.Wrapper):
     def __init__(self, env: gym.Env) -> None:
         space = env.action_space
         if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            raise ConfigError(f"wrapper 'action_mask' needs discrete actions, this environment has {space}.")
+            raise ConfigError(f"it needs discrete actions, this environment has {space}.")
         super().__init__(env)
         self.mask_size = int(space.n) if isinstance(space, spaces.Discrete) else int(np.sum(space.nvec))
         old = env.observation_space
-        if isinstance(old, spaces.Dict):
-            self.lone_key, entries = "", dict(old.spaces)
-        else:
-            is_box = isinstance(old, spaces.Box)
-            self.lone_key = "image" if is_image(old) else "vector" if is_box else "discrete"
-            entries = {self.lone_key: old}
+        self.lone_key = "" if isinstance(old, spaces.Dict) else lone_key(old)
+        entries = dict(old.spaces) if isinstance(old, spaces.Dict) else {self.lone_key: old}
         self.observation_space = spaces.Dict({**entries, "action_mask": spaces.MultiBinary(self.mask_size)})
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:

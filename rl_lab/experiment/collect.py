@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +19,9 @@ from rl_lab.config.compose import compose
 from rl_lab.config.schema import read_settings
 from rl_lab.environments.base import Environment
 from rl_lab.environments.lookup import find
-from rl_lab.experiment.build import build_agent, build_environment, build_runtime
-from rl_lab.experiment.load import load_checkpoint, load_config, restore_policy
+from rl_lab.experiment.agent import build_agent, build_runtime
+from rl_lab.experiment.build import build_environment
+from rl_lab.experiment.load import load_checkpoint, open_config, restore_policy
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.files import readable_disk_errors
@@ -66,7 +68,7 @@ class Dataset:
     source: str
     rows: int
     agent_steps: int
-    episodes: int  # finished ones; their returns are told below
+    episodes: int  # finished ones, whose returns follow
     cut_episodes: int
     episode_return_mean: float | None
     episode_return_min: float | None
@@ -83,9 +85,9 @@ def collect_random(environment_id: str | None, overrides: list[str], request: Re
     return _collect(config, source, request, num_envs=request.num_envs or _RANDOM_ENVS)
 
 
-def collect_run(run: RunDirectory, environment_id: str | None, request: Request) -> Dataset:
+def collect_run(run: RunDirectory, environment_id: str | None, request: Request, trust: Sequence[str]) -> Dataset:
     """A dataset of a run's policy, in the run's own environment."""
-    config = load_config(run)
+    config = open_config(run, trust)
     own = str(config["environment"]["id"])
     if environment_id not in (None, own):
         raise ConfigError(
@@ -114,11 +116,13 @@ def _collect(
     path = _free_place(request)
     if request.seed is not None:
         config["seed"] = request.seed
+    phases = read_settings(config).phases
     with ExitStack() as opened, readable_disk_errors(path):
-        count = num_envs if request.episodes is None else min(num_envs, max(1, request.episodes))
-        environment = build_environment(config, stream="dataset_environment", num_envs=count)
+        if request.episodes is not None:
+            num_envs = min(num_envs, max(1, request.episodes))
+        environment = build_environment(config, stream="dataset_environment", num_envs=num_envs)
         opened.callback(environment.close)
-        recorder = EpisodeRecorder(environment.spec, count, steps=request.steps, episodes=request.episodes)
+        recorder = EpisodeRecorder(environment.spec, num_envs, steps=request.steps, episodes=request.episodes)
         runtime = build_runtime(config)
         collector = Collector(environment, {"dataset": recorder}, device=runtime.device, stopwatch=Stopwatch())
         agent = build_agent(config, environment.spec, runtime=runtime, collector=collector)
@@ -126,23 +130,19 @@ def _collect(
             restore_policy(agent, checkpoint)
             custom = {"workflow_custom": checkpoint.state["workflow_custom"]}
             apply_state({"workflow_custom": agent.workflow}, custom)
-        play = _player(agent.workflow, collector, _phase(config, checkpoint), request.mode)
-        episodes = _episodes(recorder, play, request.progress)
-        told = {**source, "mode": request.mode, "seed": int(config["seed"]), "num_envs": count}
+        episodes = _episodes(recorder, agent.workflow, collector, _phase(phases, checkpoint), request)
+        origin = {**source, "mode": request.mode, "seed": int(config["seed"]), "num_envs": num_envs}
         if request.format == "minari":
-            _write_minari(request.output, episodes, config, environment, told)
+            _write_minari(request.output, episodes, config, environment, origin)
         else:
-            write_dataset(path, episodes, lambda: _describe(config, environment, recorder, told))
-    files = [file for file in path.rglob("*") if file.is_file()]
+            write_dataset(path, episodes, lambda: _describe(config, environment, recorder, origin))
     return Dataset(
         dataset=f"{PREFIX}{request.output}" if request.format == "minari" else str(path),
         path=path,
         environment=environment.spec.id,
         source=str(source["run"] or source["policy"]),
-        rows=recorder.num_rows,
-        agent_steps=recorder.agent_steps,
-        size_bytes=sum(file.stat().st_size for file in files),
-        **_counted(recorder),
+        size_bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        **_counts(recorder),
     )
 
 
@@ -159,53 +159,47 @@ def _free_place(request: Request) -> Path:
     return path
 
 
-def _phase(config: Mapping[str, Any], checkpoint: Checkpoint | None) -> Phase:
+def _phase(phases: Sequence[Phase], checkpoint: Checkpoint | None) -> Phase:
     """The phase whose schedules the policy explores by: where the run stood when the checkpoint was taken."""
-    phases = read_settings(config).phases
     phase, progress = phases[-1], Progress()
     if checkpoint is not None:
         scheduler = PhaseScheduler(phases)
         scheduler.set_state(checkpoint.state["phase_state"])
+        progress = Progress(fraction=1.0, run=scheduler.run_counts)
         if not scheduler.finished:
             phase = scheduler.current()
             progress = phase.progress
-        else:
-            progress = Progress(fraction=1.0, run=scheduler.run_counts)
     return replace(phase, buffer="dataset", controller=None, collect_steps=_ROWS_AT_A_TIME, progress=progress)
 
 
-def _player(workflow: Workflow, collector: Collector, phase: Phase, mode: str) -> Callable[[int], Any]:
-    """One round of rows into the recorder: as in training, or without exploration."""
-    if mode == "train":
-        return lambda cycle: workflow.collect_step(cycle, phase=phase)
+def _episodes(
+    recorder: EpisodeRecorder, workflow: Workflow, collector: Collector, phase: Phase, request: Request
+) -> Iterator[Arrays]:
+    """Episodes as they end, until there are enough: played as in training, or without exploration."""
 
     def act(time_step: TimeStep, state: Any, *, mode: str) -> PolicyStep:
         return workflow.act(time_step, state, mode="eval")
 
-    return lambda cycle: collector.collect(act, phase=phase)
-
-
-def _episodes(
-    recorder: EpisodeRecorder, play: Callable[[int], Any], progress: Callable[[int, int], None]
-) -> Iterator[Arrays]:
-    """Episodes as they end, until there are enough."""
-    cycle = 0
-    while not recorder.is_full:
-        play(cycle)
-        progress(*recorder.progress)
+    for cycle in count():
+        if recorder.is_full:
+            return
+        if request.mode == "train":
+            workflow.collect_step(cycle, phase=phase)
+        else:
+            collector.collect(act, phase=phase)
+        request.progress(*recorder.progress)
         yield from recorder.take()
-        cycle += 1
 
 
-def _counted(recorder: EpisodeRecorder) -> dict[str, Any]:
+def _counts(recorder: EpisodeRecorder) -> dict[str, Any]:
     returns = np.array([episode.episode_return for episode in recorder.finished])
-    known = len(returns) > 0
+    statistics: dict[str, Callable[..., Any]] = {"mean": np.mean, "min": np.min, "max": np.max}
     return {
+        "rows": recorder.num_rows,
+        "agent_steps": recorder.agent_steps,
         "episodes": len(returns),
         "cut_episodes": recorder.cut_episodes,
-        "episode_return_mean": float(returns.mean()) if known else None,
-        "episode_return_min": float(returns.min()) if known else None,
-        "episode_return_max": float(returns.max()) if known else None,
+        **{f"episode_return_{name}": float(of(returns)) if len(returns) else None for name, of in statistics.items()},
     }
 
 
@@ -217,9 +211,7 @@ def _describe(
         "environment": block,
         **spec_description(environment.spec),
         "source": dict(source),
-        "rows": recorder.num_rows,
-        "agent_steps": recorder.agent_steps,
-        **_counted(recorder),
+        **_counts(recorder),
     }
 
 
@@ -245,8 +237,3 @@ def _write_minari(
         algorithm=str(source["policy"]),
         description=f"{block['id']} played by {source['run'] or source['policy']}, collected with RL Lab",
     )
-
-
-def default_output(run: RunDirectory) -> Path:
-    """Where a run keeps its recorded episodes."""
-    return run.path / "episodes"

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.files import from_yaml
 from rl_lab.config.schema import read_settings
-from rl_lab.environments.base import Environment
-from rl_lab.experiment.build import Agent, build_agent, build_evaluator, build_runtime
+from rl_lab.experiment.agent import Agent, build_agent, build_runtime
+from rl_lab.experiment.build import build_evaluator
+from rl_lab.experiment.trust import check_consent
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
-from rl_lab.runs.manifest import check_manifest_versions
 from rl_lab.runs.migrate import migrate_config
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state
+from rl_lab.utils.tree import leaves_with_paths
 
 POLICY = ("components", "controllers")  # the sections of a checkpoint that act
+CHANGEABLE = ("environment.max_restarts", "environment.worker_timeout_s")  # at an exact resume: they change no number
 
 
 def load_config(run: RunDirectory) -> dict[str, Any]:
     """The saved config of a run, upgraded to this version's schema."""
     manifest = run.read_manifest()
-    check_manifest_versions(manifest, place=str(run.path))
     config = from_yaml(run.read_config_text(), place=str(run.config_path))
     return migrate_config(config, int(manifest["config_schema_version"]))
+
+
+def differences(run: Mapping[str, Any], asked: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """`seed: 1 in the run, 2 asked for`, for every setting of a run that differs from what is asked for now, those in
+    CHANGEABLE and of `runs` apart. A setting that the run does not know counts only where an override names it: others
+    are of a newer version."""
+    theirs, ours = ({key: repr(value) for key, value in leaves_with_paths(config)} for config in (run, asked))
+    named = tuple(word.lstrip("+~").partition("=")[0] + "." for word in overrides)
+    keys = [*theirs, *(key for key in ours if key not in theirs and f"{key}.".startswith(named))]
+    found = [(key, theirs.get(key, "nothing"), ours.get(key, "nothing")) for key in keys]
+    return [
+        f"{key}: {there} in the run, {here} asked for"
+        for key, there, here in found
+        if there != here and key not in CHANGEABLE and not key.startswith("runs.")
+    ]
+
+
+def open_config(run: RunDirectory, trust: Sequence[str]) -> dict[str, Any]:
+    """The saved config of a run, to build it: packages it names need consent from outside the run."""
+    config = load_config(run)
+    check_consent(config, run.path, trust)
+    return config
 
 
 def load_checkpoint(run: RunDirectory, which: Any, *more: str) -> Checkpoint:
@@ -38,14 +61,11 @@ def restore_policy(agent: Agent, checkpoint: Checkpoint) -> None:
     apply_state({name: targets[name] for name in POLICY}, {name: checkpoint.state[name] for name in POLICY})
 
 
-def load_agent(
-    run: RunDirectory, config: Mapping[str, Any], which: Any, environment: Environment | None = None
-) -> tuple[Agent, Evaluator]:
+def load_agent(run: RunDirectory, config: Mapping[str, Any], which: Any) -> tuple[Agent, Evaluator]:
     """A trained agent with the environments it is evaluated in."""
     found = load_checkpoint(run, which)
     runtime = build_runtime(config)
     evaluator = build_evaluator(config, read_settings(config).evaluation, runtime)
-    spec = (environment or evaluator.environment).spec
-    agent = build_agent(config, spec, runtime=runtime, evaluator=evaluator)
+    agent = build_agent(config, evaluator.environment.spec, runtime=runtime, evaluator=evaluator)
     restore_policy(agent, found)
     return agent, evaluator

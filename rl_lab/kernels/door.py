@@ -4,10 +4,10 @@ A formula stands once, in plain PyTorch, where the paper's reader looks for it. 
 package and is attached by a decorator that names it, `module:NAME`:
 
     @fast_path("rl_lab.kernels.cpu_losses:PPO_LOSS")       PPO_LOSS = FastPath(
-    def ppo_loss(actor, critic, ...):                          run=..., fits=...,
+    def ppo_loss(actor, critic, ...):                          run=_ppo_loss,
         ...the formula...                                      formulas=("rl_lab.workflows.ppo:ppo_loss", ...))
 
-`fits(*arguments)` says whether the fast version can stand in for these arguments; otherwise the formula itself runs.
+It takes the same arguments and answers NotImplemented where it does not fit them: then the formula itself runs.
 `formulas` names everything the fast version computes: the formula it is attached to first, then those it calls. Their
 digests, taken when the two were last tested against each other, are in `digests.json`. If one of them was edited since,
 the fast version is not used and one line says so. After a change that is meant: change the fast version too, run
@@ -35,16 +35,15 @@ from typing import Any, TypeVar
 import torch
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
-Report = Callable[[str, str], None]  # a sentence and its level: detail or warning
+Report = Callable[[str, Any], None]  # a sentence and its level: detail or warning
 DIGESTS = Path(__file__).parent / "digests.json"
 
 
 @dataclass(frozen=True)
 class FastPath:
-    """A faster version of `formulas[0]`; it takes the same arguments and gives the same results and gradients."""
+    """A faster version of `formulas[0]`: the same arguments, results and gradients."""
 
-    run: Callable[..., Any]
-    fits: Callable[..., bool]
+    run: Callable[..., Any]  # NotImplemented: these arguments do not fit
     formulas: tuple[str, ...]  # `module:qualname` of what it stands for
 
 
@@ -75,12 +74,13 @@ def fast_path(name: str) -> Callable[[Formula], Formula]:
                 return plain(*args, **keywords)
             if not is_looked_up:
                 found, is_looked_up = _look_up(name, plain), True
-            if found is None or not found.fits(*args, **keywords):
+            result = NotImplemented if found is None else found.run(*args, **keywords)
+            if result is NotImplemented:
                 return plain(*args, **keywords)
             if name not in _door.in_use:
                 _door.in_use[name] = plain.__qualname__
                 _door.report(f"{_short(name)} is used for {plain.__qualname__} (runtime.fast_paths).", "detail")
-            return found.run(*args, **keywords)
+            return result
 
         formula.plain = plain  # type: ignore[attr-defined]
         formula.fast_path = name  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def in_use() -> dict[str, str]:
 
 def is_unchanged(part: Any, home: str, *methods: str) -> bool:
     """Whether `part` has these methods from the class at `module:Class` (itself or by inheritance), and no hooks."""
-    if not _has_methods(type(part), home, methods):
+    if not _has_methods(type(part), home, methods):  # type: ignore[arg-type]
         return False
     return not (getattr(part, "_forward_hooks", None) or getattr(part, "_forward_pre_hooks", None))
 
@@ -186,7 +186,8 @@ def _gather(formula: Any, texts: dict[str, Any]) -> None:
 def _plain(formula: Any) -> Any:
     """The function itself, without decorators, properties and the like."""
     formula = getattr(formula, "fget", None) or formula
-    formula = getattr(formula, "plain", formula)
+    while hasattr(formula, "plain"):
+        formula = formula.plain
     return inspect.unwrap(getattr(formula, "__func__", formula)) if callable(formula) else formula
 
 
@@ -236,9 +237,8 @@ def attached_paths() -> list[str]:
     found: set[str] = set()
     for file in package.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            for decorator in getattr(node, "decorator_list", ()):
-                if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "fast_path":
-                    found.add(ast.literal_eval(decorator.args[0]))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "fast_path":
+                found.add(ast.literal_eval(node.args[0]))
     return sorted(found)
 
 

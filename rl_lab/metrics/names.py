@@ -70,7 +70,7 @@ NAMES: dict[str, Meaning] = {
     ),
     "collect/optimal_arm_rate": Meaning(
         "fraction",
-        "Bandits: share of the pulls that took one of the best arms.",
+        "Bandits: fraction of the pulls that took one of the best arms.",
         "Rises from 1 / arms. Epsilon-greedy stays below 1 by design; the others approach 1.",
     ),
     "collect/regret_mean": Meaning(
@@ -143,7 +143,7 @@ NAMES: dict[str, Meaning] = {
         "Continuous actions may go below 0; that is no error.",
     ),
     "controller/epsilon": Meaning(
-        "fraction", "Share of actions taken at random while collecting.", "Follows its schedule."
+        "fraction", "Fraction of actions taken at random while collecting.", "Follows its schedule."
     ),
     "controller/temperature": Meaning(
         "return / nat",
@@ -158,7 +158,7 @@ NAMES: dict[str, Meaning] = {
     ),
     "controller/clip_fraction": Meaning(
         "fraction",
-        "Share of samples whose probability ratio left the clip range.",
+        "Fraction of samples whose probability ratio left the clip range.",
         "0.05 to 0.3. Higher: updates are too large. Always 0: they are too small.",
     ),
     "controller/policy_std": Meaning(
@@ -174,7 +174,7 @@ NAMES: dict[str, Meaning] = {
     "controller/advantage_std": Meaning(
         "return",
         "Standard deviation of the advantages before they are normalised.",
-        "Above 0. Exactly 0: every action looks alike, so nothing can be learnt.",
+        "Above 0. Exactly 0: every action is worth the same, so nothing can be learnt.",
     ),
     # --- losses
     "controller/imagined_return": Meaning(
@@ -260,6 +260,11 @@ NAMES: dict[str, Meaning] = {
         "Evaluation episodes that a time limit ended.",
         "All of them where surviving is the task; elsewhere 0, or the policy stands still.",
     ),
+    "eval/cut_episodes": Meaning(
+        "episodes",
+        "Evaluation episodes cut by `evaluation.timeout_steps`; each counts with its return so far.",
+        "0. More: the returns would have gone on, so raise the time-out.",
+    ),
     # --- wall-clock: never reproducible
     "time/agent_steps_per_second": Meaning(
         "agent steps / s", "Agent steps over wall-clock since the last row, everything included.", "Steady."
@@ -268,32 +273,32 @@ NAMES: dict[str, Meaning] = {
     "time/eta_s": Meaning("s", "Estimated seconds until the run ends.", "Falls as fast as the clock runs."),
     "time/environment_fraction": Meaning(
         "fraction",
-        "Share of wall-clock since the last row spent in environment steps.",
+        "Fraction of wall-clock since the last row spent in environment steps.",
         "Dominant: use a native or async vector environment.",
     ),
     "time/policy_fraction": Meaning(
         "fraction",
-        "Share spent choosing actions.",
+        "Fraction spent choosing actions.",
         "Dominant: more environments per call, a smaller network, or the other device.",
     ),
     "time/device_fraction": Meaning(
         "fraction",
-        "Share spent waiting for a GPU to finish the updates queued on it; 0 on a CPU.",
+        "Fraction spent waiting for a GPU to finish the updates queued on it; 0 on a CPU.",
         "Large is good: the GPU never waits for data. What update and device leave is what it may have waited.",
     ),
     "time/update_fraction": Meaning(
         "fraction",
-        "Share spent sampling and in update hooks.",
+        "Fraction spent sampling and in update hooks.",
         "Dominant with a big network: a GPU, compilation, larger batches.",
     ),
     "time/evaluation_fraction": Meaning(
-        "fraction", "Share spent evaluating.", "Small. Otherwise evaluate more rarely or fewer episodes."
+        "fraction", "Fraction spent evaluating.", "Small. Otherwise evaluate more rarely or fewer episodes."
     ),
-    "time/checkpoint_fraction": Meaning("fraction", "Share spent saving checkpoints.", "At most 0.02."),
-    "time/logging_fraction": Meaning("fraction", "Share spent on metrics and the display.", "At most 0.02."),
+    "time/checkpoint_fraction": Meaning("fraction", "Fraction spent saving checkpoints.", "At most 0.02."),
+    "time/logging_fraction": Meaning("fraction", "Fraction spent on metrics and the display.", "At most 0.02."),
     "time/overhead_fraction": Meaning(
         "fraction",
-        "Share in none of the sections above.",
+        "Fraction in none of the sections above.",
         "At most 0.1. Higher in short windows; otherwise collect more rows per cycle.",
     ),
     # --- the machine: never reproducible
@@ -310,7 +315,7 @@ NAMES: dict[str, Meaning] = {
     ),
     "system/gpu_percent": Meaning(
         "%",
-        "Share of the last moments in which the GPU was busy, as its driver reports it.",
+        "Fraction of the last moments in which the GPU was busy, as its driver reports it.",
         "Low on a GPU run: environments or small batches keep it waiting.",
     ),
 }
@@ -335,6 +340,8 @@ def check_name(name: str, *, strict: bool) -> None:
             f"Metric '{name}' has no known prefix: a name begins with one of {', '.join(PREFIXES)}."
             f"{did_you_mean(name, NAMES)}"
         )
+    if not name.isprintable():
+        raise ConfigError(f"Metric {name!r} holds characters that cannot be printed.")
     if strict and meaning_of(name) is None:
         raise ConfigError(
             f"Metric '{name}' is not documented: add it with its unit and meaning to NAMES in rl_lab/metrics/names.py "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.rule import Rule
@@ -15,6 +17,7 @@ from rich.text import Text
 
 from rl_lab.metrics.formatting import change_arrow, format_duration, format_number, proportional_widths, sparkline
 from rl_lab.metrics.view import EVALUATION_RETURN, HEADLINES, RunView
+from rl_lab.utils.text import printable
 
 SPLIT_COLOURS = {
     "environment": "green",
@@ -31,8 +34,15 @@ FIXED_LINES = 12  # everything in the panel but the table's rows
 SPLIT_WIDTH = 40
 
 
+class NonExitingConsole(Console):
+    """Leaves a broken pipe to its user, where rich's own would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def render_panel(view: RunView, *, height: int) -> Panel:
-    """The whole panel, with as many metrics as `height` lines leave room for."""
+    """The whole panel, with as many metrics as `height` lines leave space for."""
     limit = max(3, min(14, height - FIXED_LINES - len(view.messages)))
     parts: list[RenderableType] = [_progress(view), _counters(view)]
     if view.history:
@@ -40,7 +50,7 @@ def render_panel(view: RunView, *, height: int) -> Panel:
     if any(name.startswith(("time/", "system/")) for name in view.latest):
         parts += [Rule(style="dim"), _time_split(view)]
     parts += [Text(text, style=LEVEL_STYLES[level], overflow="ellipsis", no_wrap=True) for level, text in view.messages]
-    return Panel(Group(*parts), title=f"[bold]{_escaped(view.title)}[/bold]", border_style="blue", box=box.ROUNDED)
+    return Panel(Group(*parts), title=Text(view.title, style="bold"), border_style="blue", box=box.ROUNDED)
 
 
 def _progress(view: RunView) -> Table:
@@ -69,7 +79,7 @@ def _counters(view: RunView) -> Table:
         "episodes": format_number(view.latest.get("episodes")),
         "updates": format_number(view.latest.get("updates")),
         "wall time": format_duration(view.latest.get("wall_s")),
-        "steps/s": format_number(_rounded(view.agent_steps_per_second)),
+        "steps/s": format_number(view.agent_steps_per_second),
     }
     table = Table.grid(expand=True, padding=(0, 1))
     for _ in entries:
@@ -81,11 +91,9 @@ def _counters(view: RunView) -> Table:
 
 def _metric_table(view: RunView, limit: int) -> Table:
     table = Table.grid(expand=True, padding=(0, 1))
-    table.add_column(no_wrap=True, ratio=1)
-    table.add_column(no_wrap=True, justify="right", min_width=10)
-    table.add_column(no_wrap=True, width=1)
-    table.add_column(no_wrap=True, min_width=24)
-    table.add_column(no_wrap=True, min_width=14)
+    columns = ({"ratio": 1}, {"justify": "right", "min_width": 10}, {"width": 1}, {"min_width": 24}, {"min_width": 14})
+    for column in columns:
+        table.add_column(no_wrap=True, **column)
     for name in view.table_names(limit):
         values = list(view.history[name])
         is_best = name == EVALUATION_RETURN and view.best_evaluation is not None
@@ -126,19 +134,7 @@ def render_summary(
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in facts.items():
-        table.add_row(label, Text(value, style="bold"))
-    for label, path in paths.items():
-        table.add_row(label, Text(str(path), style="cyan"))
-    for label, command in commands.items():
-        table.add_row(label, Text(command, style="green"))
-    return Panel(table, title=f"[bold]{_escaped(title)}[/bold]", border_style="green", box=box.ROUNDED, expand=False)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value)
-
-
-def _escaped(text: str) -> str:
-    """Square brackets in a title are text, not markup."""
-    return text.replace("[", "\\[")
+    for style, entries in (("bold", facts), ("cyan", paths), ("green", commands)):
+        for label, value in entries.items():
+            table.add_row(label, Text(printable(str(value)), style=style))
+    return Panel(table, title=Text(title, style="bold"), border_style="green", box=box.ROUNDED, expand=False)

@@ -10,7 +10,7 @@ import torch
 from rl_lab.types import Metrics
 
 GIB = 2**30
-COST_LIMIT = 0.002  # share of wall-clock that sampling may take
+COST_LIMIT = 0.002  # fraction of wall-clock that sampling may take
 
 
 class SystemUsage:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rl_lab.metrics.formatting import format_duration, format_number
 from rl_lab.metrics.view import EVALUATION_RETURN, RunView
-from rl_lab.metrics.writers import Level, Row
+from rl_lab.metrics.writers import Level, Row, Writer
 from rl_lab.types import ConfigError, StateTree, did_you_mean
+from rl_lab.utils.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +33,7 @@ PLAIN_COLUMNS = {
 WORLD_MODEL_KL = "train/model_kl"  # in the place of the policy's, which a world model's workflow does not have
 
 
-class LiveDisplay:
+class LiveDisplay(Writer):
     """A writer for people.
 
     live   a panel, drawn by whoever calls (no thread), at most four times a second and for at most 1 % of the time
@@ -57,8 +60,9 @@ class LiveDisplay:
         """total is the run's agent steps, where known; console (for live) and stream (for plain) default to stdout."""
         if mode not in MODES:
             raise ConfigError(f"Display mode '{mode}' is unknown: write {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
-        self.view = RunView(title=title, total=total)
-        self._stream = stream or (console.file if console is not None else sys.stdout)
+        self.view = RunView(title=printable(title), total=total)
+        self._stream = stream or (console.file if console is not None else sys.stdout or io.StringIO())
+        self.on_failure: Callable[[str], None] = lambda sentence: None  # called when the terminal is gone
         self.mode = ("live" if _is_terminal(self._stream) else "plain") if mode == "auto" else mode
         self._console = console
         self._live: Live | None = None
@@ -79,7 +83,7 @@ class LiveDisplay:
     def update_progress(self, fraction: float, phase_name: str, phase_index: int, phase_count: int) -> None:
         """fraction is of the current phase; phase_index counts from 0. Cheap enough for every cycle."""
         view = self.view
-        view.phase_fraction, view.phase_name = fraction, phase_name
+        view.phase_fraction, view.phase_name = fraction, printable(phase_name)
         view.phase_index, view.phase_count = phase_index, phase_count
         if self.mode == "live":  # a plain line waits for numbers
             self._has_news = True
@@ -89,6 +93,7 @@ class LiveDisplay:
         """The panel keeps the last few; plain lines print each at once."""
         if level == "detail":
             return
+        text = printable(text, keep="\n")
         self.view.messages.append((level, text))
         if self.mode == "plain" or (self.mode == "live" and self._is_closed):
             self._print(text if level == "info" else f"{level}: {text}")
@@ -102,9 +107,6 @@ class LiveDisplay:
     def set_state(self, state: StateTree) -> None:
         self.view.set_state(state)
 
-    def restart(self) -> None:
-        """A display that has shown nothing has nothing to forget."""
-
     def flush(self) -> None:
         """Show what is new, due or not."""
         if self._has_news and not self._is_closed:
@@ -114,9 +116,10 @@ class LiveDisplay:
         """Show the last row and give the terminal back. The view stays for `summary` and `export_svg`."""
         self.flush()
         self._is_closed = True
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if live is not None:
+            with self._without_failing():
+                live.stop()
 
     # --- the end of a run
 
@@ -142,7 +145,8 @@ class LiveDisplay:
         if self.mode == "live":
             from rl_lab.metrics.panel import render_summary
 
-            self._rich_console().print(render_summary(title, facts, paths, commands))
+            with self._without_failing():
+                self._rich_console().print(render_summary(title, facts, paths, commands))
         elif self.mode == "plain":
             lines = {**facts, **{label: str(path) for label, path in paths.items()}, **commands}
             width = max(len(label) for label in lines)
@@ -184,31 +188,58 @@ class LiveDisplay:
         from rl_lab.metrics.panel import render_panel
 
         console = self._rich_console()
-        if self._live is None:
-            self._live = Live(console=console, auto_refresh=False)
-            self._live.start()
-        self._live.update(render_panel(self.view, height=console.size.height), refresh=True)
+        with self._without_failing():
+            if self._live is None:
+                self._live = Live(console=console, auto_refresh=False)
+                self._live.start()
+            self._live.update(render_panel(self.view, height=console.size.height), refresh=True)
 
     def _rich_console(self) -> Console:
         if self._console is None:
-            from rich.console import Console
+            from rl_lab.metrics.panel import NonExitingConsole
 
-            self._console = Console(file=self._stream, force_terminal=True)
+            self._console = NonExitingConsole(file=self._stream, force_terminal=True)
         return self._console
 
     def _print(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        with self._without_failing():
+            self._stream.write(printable(text, keep="\n").encode(encoding, "replace").decode(encoding) + "\n")
+            self._stream.flush()
+
+    @contextmanager
+    def _without_failing(self) -> Iterator[None]:
+        """A terminal that is closed, full or broken ends no run: the display falls silent, or plain where it must."""
+        try:
+            yield
+        except UnicodeEncodeError:  # blocks and frames on a terminal of another alphabet
+            self._leave("plain", "the terminal cannot show the live display")
+        except (OSError, ValueError) as error:
+            if not isinstance(error, OSError) and not self._stream.closed:
+                raise
+            self._leave("quiet", f"nothing more is shown: the terminal or its reader is gone ({error})")
+            with suppress(OSError, ValueError):  # what waits in the buffer must not fail again when Python ends
+                if os.fstat(self._stream.fileno()):
+                    nowhere = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(nowhere, self._stream.fileno())
+                    os.close(nowhere)
+
+    def _leave(self, mode: str, sentence: str) -> None:
+        self.mode = mode
+        live, self._live = self._live, None
+        if live is not None:
+            with suppress(OSError, ValueError):
+                live.stop()  # gives sys.stdout back, whatever it can still write
+        self.on_failure(sentence)
 
 
 def plain_line(view: RunView) -> str:
     """One line whose columns stay in place from row to row."""
     phase = f"{view.phase_name:<12}  " if view.phase_count > 1 else ""
-    rate = view.agent_steps_per_second
     shown = {"controller/approx_kl": view.latest.get(WORLD_MODEL_KL), **view.latest}
     columns = [
         f"{view.run_fraction:>6.1%}  {phase}{view.latest.get('agent_steps', 0):>11,} steps",
-        f"{format_number(None if rate is None else round(rate)):>9}/s",
+        f"{format_number(view.agent_steps_per_second):>9}/s",
         *(f"{label} {format_number(shown.get(name)):>8}" for name, label in PLAIN_COLUMNS.items()),
         f"ETA {format_duration(view.eta_s):>8}",
     ]

@@ -76,11 +76,12 @@ class RunView:
         return self.latest.get("wall_s", 0.0) * (1.0 - fraction) / fraction if fraction > 0.0 else None
 
     @property
-    def agent_steps_per_second(self) -> float | None:
-        if "time/agent_steps_per_second" in self.latest:
-            return self.latest["time/agent_steps_per_second"]
+    def agent_steps_per_second(self) -> int | None:
+        """The run's own measure, otherwise the mean since its beginning; rounded."""
         wall_s = self.latest.get("wall_s", 0.0)
-        return self.latest.get("agent_steps", 0) / wall_s if wall_s > 0.0 else None
+        mean = self.latest.get("agent_steps", 0) / wall_s if wall_s > 0.0 else None
+        rate = self.latest.get("time/agent_steps_per_second", mean)
+        return None if rate is None else round(rate)
 
     def table_names(self, limit: int) -> list[str]:
         """Which metrics the table shows: headlines first, then the rest by name."""

@@ -6,14 +6,18 @@ import errno
 import json
 import math
 import os
+import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from rl_lab.types import MissingExtraError, RLLabError, RunError, StateTree
+from rl_lab.utils.text import printable
 
 Row = dict[str, float | int]
 """env_frames, agent_steps, episodes, updates, wall_s, then the metrics by name. NaN and infinities may occur."""
@@ -21,61 +25,50 @@ Row = dict[str, float | int]
 Level = Literal["detail", "info", "warning", "error"]  # a detail goes to run.log alone
 
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+NEWLINES = "\n\t"
 LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
-class Writer(Protocol):
-    """Takes rows and sentences. `name` is the key of its state in a checkpoint."""
-
-    name: str
-
-    def write(self, row: Row) -> None: ...
-    def message(self, text: str, level: Level) -> None: ...
-    def get_state(self) -> StateTree: ...
-    def set_state(self, state: StateTree) -> None: ...
-    def restart(self) -> None: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class NullWriter:
-    """Takes everything and keeps nothing."""
+class Writer:
+    """Takes rows and sentences; by itself it keeps nothing. `name` is the key of its state in a checkpoint."""
 
     name = "null"
 
-    def write(self, row: Row) -> None:
-        pass
-
-    def message(self, text: str, level: Level) -> None:
-        pass
-
+    def write(self, row: Row) -> None: ...
+    def message(self, text: str, level: Level) -> None: ...
+    def set_state(self, state: StateTree) -> None: ...
+    def restart(self) -> None: ...  # the run begins anew in the same place
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
     def get_state(self) -> StateTree:
         return {}
 
-    def set_state(self, state: StateTree) -> None:
-        pass
 
-    def restart(self) -> None:
-        """Forget everything: the run begins anew in the same place."""
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class JsonlWriter(NullWriter):
-    """One JSON object per line, floats exact, each line with the operating system before `write` returns.
-
-    A file that exists is continued; `set_state` cuts it back to where a checkpoint stood.
-    """
-
-    name = "jsonl"
+class _FileWriter(Writer):
+    """Opens its file when it first writes; a file that exists is continued."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self._file: AppendFile | None = None
+
+    def _open(self) -> AppendFile:
+        if self._file is None:
+            self._file = AppendFile(self.path)
+        return self._file
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class JsonlWriter(_FileWriter):
+    """One JSON object per line, floats exact, each line with the operating system before `write` returns.
+
+    `set_state` cuts the file back to where a checkpoint stood.
+    """
+
+    name = "jsonl"
 
     def write(self, row: Row) -> None:
         self._open().append(encode_row(row).encode() + b"\n")
@@ -88,26 +81,17 @@ class JsonlWriter(NullWriter):
 
     def set_state(self, state: StateTree) -> None:
         """Rows written after the checkpoint vanish; the resumed run writes them again."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size < state["bytes"]:
+        file = self._open()
+        if file.size < state["bytes"]:
             raise RunError(
-                f"{self.path} holds {size} bytes, but the checkpoint was saved when it held {state['bytes']}: rows are "
-                "missing. Put the file back from a copy, or begin a new run from this checkpoint with mode=warm_start."
+                f"{self.path} holds {file.size} bytes, but the checkpoint was saved when it held {state['bytes']}: "
+                "rows are missing. Put the file back from a copy, or begin a new run from this checkpoint with "
+                "mode=warm_start."
             )
-        self._open().truncate(state["bytes"])
+        file.truncate(state["bytes"])
 
     def restart(self) -> None:
         self.set_state({"bytes": 0})
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _open(self) -> AppendFile:
-        if self._file is None:
-            self._file = AppendFile(self.path)
-        return self._file
 
 
 def encode_row(row: Row) -> str:
@@ -124,65 +108,64 @@ class AppendFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise self._explained(error) from error
-        self.size = os.fstat(self._descriptor).st_size
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._descriptor = os.open(path, flags, 0o644)
+            facts = os.fstat(self._descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            os.close(self._descriptor)
+            raise RunError(f"{path} is not an ordinary file, so nothing is written to it: remove it.")
+        self.size = facts.st_size
 
     def append(self, record: bytes) -> None:
         """Write one record with no buffer in between."""
         written = 0
-        try:
-            while written < len(record):  # a nearly full disk takes a part first
-                written += os.write(self._descriptor, record[written:])
-        except OSError as error:
-            if written:
-                os.ftruncate(self._descriptor, self.size)
-            raise self._explained(error) from error
+        with self._explained():
+            try:
+                while written < len(record):  # a nearly full disk takes a part first
+                    written += os.write(self._descriptor, record[written:])
+            except OSError:
+                with suppress(OSError):  # a cut line is left out by its readers, and cut away at the next resume
+                    os.ftruncate(self._descriptor, self.size)
+                raise
         self.size += written
 
     def sync(self) -> None:
-        try:
+        with self._explained():
             os.fsync(self._descriptor)
-        except OSError as error:
-            raise self._explained(error) from error
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
+        with self._explained():
+            os.ftruncate(self._descriptor, size)
         self.size = size
 
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def _explained(self, error: OSError) -> RunError:
-        if error.errno in FULL_DISK_ERRORS:
-            return RunError(
-                f"The disk is full: no room for the next record of {self.path}. Free some space, then resume the run; "
-                "its last checkpoint is intact."
-            )
-        return RunError(f"Cannot write {self.path}: {error.strerror}. Mend that, then resume the run.")
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn a disk error into a sentence with its cure."""
+        try:
+            yield
+        except OSError as error:
+            sentence = f"Cannot write {self.path}: {error.strerror}. Mend that, then resume the run."
+            if error.errno == errno.ELOOP:
+                sentence = f"{self.path} is a symbolic link, which is not followed: remove it."
+            if error.errno in FULL_DISK_ERRORS:
+                cure = "Free some space, then resume the run; its last checkpoint is intact."
+                sentence = f"The disk is full: no space for the next record of {self.path}. {cure}"
+            raise RunError(sentence) from error
 
 
-class TextLogWriter(NullWriter):
-    """run.log: every sentence the run said, with the time and how grave it is."""
+class TextLogWriter(_FileWriter):
+    """run.log: every sentence the run said, with its time and level."""
 
     name = "text_log"
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-        self._file: AppendFile | None = None
-
     def message(self, text: str, level: Level) -> None:
-        if self._file is None:
-            self._file = AppendFile(self.path)
-        self._file.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level:<7} {text}\n".encode())
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level:<7} {printable(text, keep=NEWLINES)}\n"
+        self._open().append(line.encode())
 
 
 class _Points(NamedTuple):
@@ -198,7 +181,7 @@ class _Purge(NamedTuple):
     from_agent_steps: int
 
 
-class TensorBoardWriter(NullWriter):
+class TensorBoardWriter(Writer):
     """Scalars over agent steps, written by a thread so that neither the import nor the encoding delays the run.
 
     Each process writes one event file; after `set_state` the points behind the checkpoint are marked as dropped.
@@ -207,15 +190,15 @@ class TensorBoardWriter(NullWriter):
 
     name = "tensorboard"
 
-    def __init__(self, directory: Path, *, patience_s: float = 10.0) -> None:
-        """patience_s bounds how long `flush` and `close` wait for the thread."""
+    def __init__(self, directory: Path, *, timeout_s: float = 10.0) -> None:
+        """timeout_s bounds how long `flush` and `close` wait for the thread."""
         if find_spec("tensorboard") is None:
             raise MissingExtraError(
                 "TensorBoard events need the package 'tensorboard', which is not installed: "
                 "run `pip install tensorboard`, or leave the TensorBoard writer out of the config."
             )
         self.directory = Path(directory)
-        self.patience_s = patience_s
+        self.timeout_s = timeout_s
         self._last_agent_steps = -1
         self._queue: SimpleQueue[_Points | _Purge | Event | None] = SimpleQueue()
         self._thread: Thread | None = None
@@ -248,13 +231,13 @@ class TensorBoardWriter(NullWriter):
         if self._thread is not None:
             reached = Event()
             self._queue.put(reached)
-            reached.wait(self.patience_s)
+            reached.wait(self.timeout_s)
         self._raise_error()
 
     def close(self) -> None:
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join(self.patience_s)
+            self._thread.join(self.timeout_s)
             self._thread = None
         self._raise_error()
 
@@ -268,10 +251,15 @@ class TensorBoardWriter(NullWriter):
                     events.append(item)
             events.close()
         except RLLabError as error:
-            self._error, self._has_failed = error, True
-            while (item := self._queue.get()) is not None:  # nobody may wait for a thread that gave up
-                if isinstance(item, Event):
-                    item.set()
+            self._give_up(error)
+        except OSError as error:
+            self._give_up(RunError(f"Cannot write {self.directory}: {error.strerror}."))
+
+    def _give_up(self, error: RLLabError) -> None:
+        self._error, self._has_failed = error, True
+        while (item := self._queue.get()) is not None:  # nobody may wait for a thread that gave up
+            if isinstance(item, Event):
+                item.set()
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None

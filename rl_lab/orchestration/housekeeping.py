@@ -1,4 +1,4 @@
-"""Between cycles: evaluate, film dreams, log, judge the stop rules, save; each when due.
+"""Between cycles: evaluate, film dreams, log, check the stop rules, save; each when due.
 
 Everything written to metrics.jsonl is reproducible to the bit but for `wall_s`, `time/` and `system/`: only
 checkpoints may follow the clock, and saving one changes nothing that a run computes.
@@ -6,7 +6,6 @@ checkpoints may follow the clock, and saving one changes nothing that a run comp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
@@ -46,42 +45,32 @@ class Progress(Protocol):
     def update_progress(self, fraction: float, phase_name: str, phase_index: int, phase_count: int) -> None: ...
 
 
+@dataclass(kw_only=True, eq=False)
 class Housekeeping:
     """Everything around the loop that is not learning."""
 
-    def __init__(
-        self,
-        *,
-        scheduler: PhaseScheduler,
-        logger: MetricLogger,
-        evaluate: Callable[..., Metrics],
-        save_checkpoint: SaveCheckpoint,
-        usage: Callable[[float], Metrics],
-        display: Progress,
-        stopwatch: Stopwatch,
-        log_cadence: Cadence,
-        checkpoint_cadence: Cadence,
-        evaluation: EvaluationPlan,
-        stop_rules: StopRules,
-        films: FilmPlan | None = None,
-        on_save: Callable[[Housekeeping], None] = lambda housekeeping: None,
-    ) -> None:
-        self.scheduler = scheduler
-        self.logger = logger
-        self._evaluate = evaluate
-        self._save_checkpoint = save_checkpoint
-        self._usage = usage
-        self._display = display
-        self.stopwatch = stopwatch
-        self.evaluation = evaluation
-        self.stopping = Stopping(stop_rules)
-        self.films = films or FilmPlan()
-        self._on_save = on_save
+    scheduler: PhaseScheduler
+    logger: MetricLogger
+    evaluate: Callable[..., Metrics]
+    save_checkpoint: SaveCheckpoint
+    usage: Callable[[float], Metrics]
+    display: Progress
+    stopwatch: Stopwatch
+    log_cadence: Cadence
+    checkpoint_cadence: Cadence
+    evaluation: EvaluationPlan
+    stop_rules: StopRules
+    films: FilmPlan | None = None
+    on_save: Callable[[Housekeeping], None] = lambda housekeeping: None
+
+    def __post_init__(self) -> None:
+        self.stopping = Stopping(self.stop_rules)
+        self._films = self.films or FilmPlan()
         self._marks = {
-            "log": DueMarks(log_cadence),
-            "checkpoint": DueMarks(checkpoint_cadence),
-            "evaluation": DueMarks(evaluation.cadence),
-            "film": DueMarks(self.films.cadence),
+            "log": DueMarks(self.log_cadence),
+            "checkpoint": DueMarks(self.checkpoint_cadence),
+            "evaluation": DueMarks(self.evaluation.cadence),
+            "film": DueMarks(self._films.cadence),
         }
         self._latest: Metrics = {}  # newest statistics of finished episodes
         self._evaluated: Metrics = {}  # evaluation results not yet written
@@ -90,6 +79,7 @@ class Housekeeping:
         self.last_score: float | None = None
         self.evaluations_done = 0
         self._earlier_wall_s = 0.0  # of the processes before this one
+        self.stop_reason: str | None = None  # the rule that ended the run before its phases did
         self.is_final = False  # the run is over, even where its phases are not
         self.is_ending = False  # in the last evaluation: nothing would be lost by leaving at once
         self._is_best_unsaved = False
@@ -102,7 +92,7 @@ class Housekeeping:
     def wall_s(self) -> float:
         return self._earlier_wall_s + self.stopwatch.elapsed()
 
-    # --- told by the loop ---
+    # --- called by the loop ---
 
     def collected(self, result: CollectResult) -> None:
         self._latest.update(result.metrics)
@@ -115,10 +105,10 @@ class Housekeeping:
         """Do what is due; a sentence when a stop rule ends the run."""
         counts, session_s = self.counts, self.stopwatch.elapsed()
         if counts.agent_steps >= self.evaluation.warmup_steps and self._marks["evaluation"].due(counts, session_s):
-            self.evaluate()
+            self.evaluate_now()
         if self._marks["film"].due(counts, session_s):
             with self.stopwatch.section("evaluation"):
-                self.films.film(counts)
+                self._films.film(counts)
         is_log_due = self._marks["log"].due(counts, session_s)
         reason = self.stopping.reason(
             counts,
@@ -133,60 +123,60 @@ class Housekeeping:
             self.save()
         return reason
 
-    def evaluate(self) -> None:
+    def evaluate_now(self) -> None:
         """Evaluate and remember the best; it is saved at the end of the cycle, where a run can be continued."""
-        episodes = self.evaluation.episodes
-        with self.stopwatch.section("evaluation"):
-            self._evaluated = dict(self._evaluate(episodes=episodes))
+        score = self._score(self.evaluation.episodes)
         self.evaluations_done += 1
-        score = self._evaluated.get("eval/episode_return_mean")
         if score is not None:
             self.stopping.evaluated(score)
-            self._judge(score)
+
+    def _score(self, episodes: int) -> float | None:
+        with self.stopwatch.section("evaluation"):
+            self._evaluated = dict(self.evaluate(episodes=episodes))
+        score = self._evaluated.get("eval/episode_return_mean")
+        if score is not None:
+            self.last_score = score
+            if isfinite(score) and (self.best_score is None or score > self.best_score):
+                self.best_score, self._is_best_unsaved = score, True
+        return score
 
     def write_row(self) -> None:
+        phases, is_over = self.scheduler.phases, self.scheduler.finished
+        index = len(phases) - 1 if is_over else self.scheduler.index
+        fraction = 1.0 if is_over else self.scheduler.fraction()
         with self.stopwatch.section("logging"):
-            finished = self.scheduler.finished
             values: Metrics = {
                 **self._latest,
                 **self._evaluated,
-                "train/phase_index": min(self.scheduler.index, len(self.scheduler.phases) - 1),
-                "train/phase_fraction": 1.0 if finished else self.scheduler.fraction(),
-                **self._usage(self.scheduler.run_fraction()),
+                "train/phase_index": index,
+                "train/phase_fraction": fraction,
+                **self.usage(self.scheduler.run_fraction()),
             }
             self._evaluated = {}
-            self.show_progress()
+            self.display.update_progress(fraction, phases[index].name, index, len(phases))
             self.logger.write(self.counts, wall_s=self.wall_s, values=values)
         self._refuse_broken(self.logger.last_non_finite)
 
-    def show_progress(self) -> None:
-        index = min(self.scheduler.index, len(self.scheduler.phases) - 1)
-        name, count = self.scheduler.phases[index].name, len(self.scheduler.phases)
-        fraction = 1.0 if self.scheduler.finished else self.scheduler.fraction()
-        self._display.update_progress(fraction, name, index, count)
-
     def save(self) -> None:
         """Save a checkpoint now; only between cycles, and never of weights that an update has broken."""
-        self._refuse_broken(name for name, value in self._learnt.items() if not math.isfinite(value))
+        self._refuse_broken(name for name, value in self._learnt.items() if not isfinite(value))
         is_best, self._is_best_unsaved = self._is_best_unsaved, False
         with self.stopwatch.section("checkpoint"):
-            self._save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
-            self._on_save(self)
+            self.save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
+            self.on_save(self)
 
     def finish(self, reason: str | None) -> None:
         """The last evaluation, row and checkpoint; once per run, even when this part is interrupted and resumed."""
         if self.is_final:
             return
+        self.stop_reason = reason
         if reason is not None:
             self.logger.message(f"Stopped: {reason}.", "info")
         if self.evaluation.final_episodes > 0:
+            self.save()  # before the evaluation, which may be interrupted
             self.is_ending = True
-            with self.stopwatch.section("evaluation"):
-                self._evaluated = dict(self._evaluate(episodes=self.evaluation.final_episodes))
+            self._score(self.evaluation.final_episodes)
             self.is_ending = False
-            score = self._evaluated.get("eval/episode_return_mean")
-            if score is not None:
-                self._judge(score)
             self.write_row()
         self.is_final = True
         self.save()
@@ -199,13 +189,6 @@ class Housekeeping:
                 "checkpoint is from before. Try a smaller learning rate or `max_grad_norm` of its optimizer."
             )
 
-    def _judge(self, score: float) -> None:
-        self.last_score = score
-        if not isfinite(score):
-            return  # a score that is no number is nobody's best
-        if self.best_score is None or score > self.best_score:
-            self.best_score, self._is_best_unsaved = score, True
-
     def get_state(self) -> StateTree:
         return {
             "marks": {name: marks.get_state() for name, marks in self._marks.items()},
@@ -217,6 +200,7 @@ class Housekeeping:
             "stopping": self.stopping.get_state(),
             "wall_s": self.wall_s,
             "is_final": self.is_final,
+            "stop_reason": self.stop_reason,
         }
 
     def set_state(self, state: StateTree) -> None:
@@ -228,3 +212,4 @@ class Housekeeping:
         self.stopping.set_state(state["stopping"])
         self._earlier_wall_s = state["wall_s"]
         self.is_final = state["is_final"]
+        self.stop_reason = state.get("stop_reason")  # checkpoints of earlier versions do not know it

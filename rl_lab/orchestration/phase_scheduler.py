@@ -6,78 +6,11 @@ It counts only what hooks report. A hook that could not run reports nothing and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from fractions import Fraction
-from typing import Any
 
-from rl_lab.types import ConfigError, Counts, Phase, Progress, StateTree, did_you_mean
+from rl_lab.types import ConfigError, Counts, Phase, Progress, StateTree
 
 DURATIONS = {"duration_steps": "agent_steps", "duration_updates": "updates", "duration_cycles": None}
-
-
-def make_phase(settings: dict[str, Any], *, place: str) -> Phase:
-    """A Phase from its YAML block; unknown keys, wrong values and phases without an end are refused."""
-    known = [field.name for field in fields(Phase) if field.name != "progress"]
-    for key in settings:
-        if key not in known:
-            raise ConfigError(f"{place}.{key} is unknown.{did_you_mean(key, known)} Allowed: {', '.join(known)}.")
-    if "name" not in settings:
-        raise ConfigError(f"{place} has no name: write `name: train`.")
-    given = {key: value for key, value in settings.items() if value is not None}  # null: the default
-    for key in [name for name in ("workflow_hooks", "freeze") if name in given]:
-        if not isinstance(given[key], list | tuple):
-            raise ConfigError(f"{place}.{key} is {given[key]!r}: write a list, such as [{given[key]}].")
-        given[key] = tuple(given[key])
-    phase = Phase(**given)
-    _check(phase, place)
-    return phase
-
-
-def _check(phase: Phase, place: str) -> None:
-    if phase.type not in ("online", "offline", "eval_only"):
-        raise ConfigError(
-            f"{place}.type is '{phase.type}'.{did_you_mean(phase.type, ['online', 'offline', 'eval_only'])} "
-            "Allowed: online, offline, eval_only."
-        )
-    chosen = [name for name in DURATIONS if getattr(phase, name) is not None]
-    if not chosen:
-        raise ConfigError(
-            f"Phase '{phase.name}' would never end: set duration_steps, duration_updates or duration_cycles."
-        )
-    if len(chosen) > 1:
-        raise ConfigError(f"Phase '{phase.name}' sets {' and '.join(chosen)}: keep the one that should end it.")
-    for name in chosen:
-        if not _is_whole(getattr(phase, name)) or getattr(phase, name) < 1:
-            raise ConfigError(f"{place}.{name} is {getattr(phase, name)!r}: write a whole number of at least 1.")
-    if not _is_whole(phase.collect_steps):
-        raise ConfigError(f"{place}.collect_steps is {phase.collect_steps!r}: write a whole number.")
-    if phase.type == "online" and phase.collect_steps < 1:
-        raise ConfigError(
-            f"{place}.collect_steps is {phase.collect_steps}: an online phase collects at least 1 row per "
-            "environment and cycle (or write `type: offline`)."
-        )
-    if phase.type != "online" and phase.duration_steps is not None:
-        raise ConfigError(
-            f"Phase '{phase.name}' is {phase.type} and takes no agent steps, so duration_steps never ends it: "
-            "set duration_updates or duration_cycles."
-        )
-    _check_updates(phase, place)
-
-
-def _check_updates(phase: Phase, place: str) -> None:
-    if phase.duration_updates is not None and phase.type == "eval_only":
-        raise ConfigError(
-            f"Phase '{phase.name}' only evaluates, so duration_updates never ends it: set duration_cycles."
-        )
-    if phase.duration_updates is not None and not phase.workflow_hooks:
-        raise ConfigError(f"Phase '{phase.name}' has no workflow_hooks, so duration_updates never ends it.")
-    ratio = phase.updates_per_step
-    if ratio is not None and (not isinstance(ratio, int | float) or not 0 < ratio < float("inf")):
-        raise ConfigError(f"{place}.updates_per_step is {ratio!r}: write a number above 0, or null.")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class PhaseScheduler:

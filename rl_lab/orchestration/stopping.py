@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rl_lab.types import Counts, StateTree
 
-EPISODE_WINDOW = 100  # episodes behind collect/episode_return_mean
+EPISODE_WINDOW = 100  # episodes in collect/episode_return_mean
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class StopRules:
 
 
 class Stopping:
-    """Judges the latest numbers against the rules; the answer is a sentence or None."""
+    """Compares the latest numbers with the rules; the answer is a sentence or None."""
 
     def __init__(self, rules: StopRules) -> None:
         self.rules = rules

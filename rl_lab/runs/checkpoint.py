@@ -7,21 +7,17 @@
 A checkpoint is written under a temporary name, flushed to the disk, and renamed: it exists whole or not at all.
 
 What is too large to be written anew each time, the rows of a replay, lies in files of the run outside the checkpoint,
-which only grow. The manifest names the beginning of each that belongs to the checkpoint (an `ExternalFile`).
+which only grow. The manifest names the blocks of each that the checkpoint needs (an `ExternalFile`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import pickle
 import re
-import shutil
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -30,14 +26,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_lab.runs.files import read_json, readable_disk_errors, sync_directory, write_durably
+from rl_lab.runs.files import (
+    UnreadableFile,
+    check_types,
+    read_bytes,
+    read_json,
+    readable_disk_errors,
+    remove,
+    sync_directory,
+    temporary_name,
+    to_json,
+    write_durably,
+)
 from rl_lab.runs.manifest import CHECKPOINT_SCHEMA_VERSION, check_schema_version
 from rl_lab.types import ConfigError, RunError, StateTree
+from rl_lab.utils.file_blocks import DamagedFileError, FileBlocks
+from rl_lab.utils.text import printable
 from rl_lab.utils.tree import leaves_with_paths, map_leaves, numpy_to_tensors
 
 _NAME = re.compile(r"step_(\d{12,})(?:-r(\d+))?")
 _SECTION = re.compile(r"[A-Za-z0-9_]+")
-_READ_BYTES = 4 * 2**20  # of an external file at once
 _PLAIN_LEAVES = (str, int, float, bool, type(None))
 
 # What torch.load raises for bytes that are no checkpoint of plain data; anything else is a bug of ours.
@@ -65,25 +73,34 @@ class Checkpoint:
         return dict(self.manifest["counts"])
 
 
+class DamagedExternalFile(DamagedCheckpoint):
+    """A file outside a checkpoint is damaged where the checkpoint needs it: a warm start does without."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        warm_start = f"`rl-lab resume {path.absolute().parents[1].name} --mode warm_start`"
+        super().__init__(path, f"{reason}. Without the replay: {warm_start} begins a new run with the weights")
+
+
 @dataclass(frozen=True)
 class ExternalFile:
-    """The first `bytes` of a file, named relative to the run's directory, which a section of a checkpoint needs."""
+    """Blocks of a file, named relative to the run's directory, which a section of a checkpoint needs."""
 
     section: str
     path: str
-    bytes: int
-    crc32: int
+    blocks: FileBlocks
 
 
 class CheckpointStore:
     """The checkpoints of one run. Any number may read; the one that saves holds the run's lock."""
 
-    def __init__(self, directory: Path, *, keep_recent: int = 3) -> None:
+    def __init__(self, directory: Path, *, keep_recent: int = 3, identity: str | None = None) -> None:
+        """`identity` is the run's own (see manifest.json): it is written into each checkpoint."""
         if keep_recent < 1:
             raise ConfigError(f"checkpoint.keep_recent is {keep_recent}; keep at least 1.")
         self.directory = Path(directory)
         self.keep_recent = keep_recent
-        self._swept = False
+        self.identity = identity
+        self._is_clean = False
 
     # --- saving --------------------------------------------------------------------------------
 
@@ -106,26 +123,27 @@ class CheckpointStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._sweep()
             path = self._unused_path(agent_steps)
-            temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+            temporary = temporary_name(path)
             try:
                 temporary.mkdir()
-                _write_sections(temporary, state, counts=counts, score=score, external=external)
+                facts = {"run": self.identity, "counts": dict(counts), "score": score}
+                _write_sections(temporary, state, facts, external)
                 os.rename(temporary, path)
             finally:
-                shutil.rmtree(temporary, ignore_errors=True)  # gone already, unless something failed
+                remove(temporary)  # gone already, unless something failed
             sync_directory(self.directory)
             for link in ("latest", "best") if is_best else ("latest",):
                 self._point(link, path)
             self._retire(agent_steps)
+            self._is_clean = True
         return path
 
     def _sweep(self) -> None:
-        """Remove what killed processes left half-written. Only a saver does: a reader could hit a living one."""
-        if not self._swept:
+        """Remove what a kill or a failed save left. Only a saver does: a reader could hit a living one."""
+        if not self._is_clean:
             for leftover in self.directory.glob("*.tmp-*"):
-                remove = os.unlink if leftover.is_symlink() else shutil.rmtree
                 remove(leftover)
-            self._swept = True
+        self._is_clean = False  # until this save is over
 
     def _unused_path(self, agent_steps: int) -> Path:
         """A second save at the same count gets a `-r2` name, so that the first stays valid until the end."""
@@ -134,9 +152,10 @@ class CheckpointStore:
         return self.directory / f"step_{agent_steps:012d}{suffix}"
 
     def _point(self, link_name: str, path: Path) -> None:
-        link, temporary = self.directory / link_name, self.directory / f"{link_name}.tmp-{os.getpid()}"
+        link = self.directory / link_name
+        temporary = temporary_name(link)
         if link.is_dir() and not link.is_symlink():
-            shutil.rmtree(link)  # a copy made by a tool that follows links; the new checkpoint is on disk already
+            remove(link)  # a copy made by a tool that follows links; the new checkpoint is on disk already
         os.symlink(path.name, temporary)
         os.replace(temporary, link)
 
@@ -151,18 +170,24 @@ class CheckpointStore:
         kept = {newest_of_each_count[steps] for steps in recent} | {self._target("latest"), self._target("best")}
         for _, _, path in entries:
             if path not in kept:
-                doomed = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # never half-deleted under its own name
+                doomed = temporary_name(path)  # never half-deleted under its own name
                 os.rename(path, doomed)
-                shutil.rmtree(doomed)
+                remove(doomed)
 
     # --- looking -------------------------------------------------------------------------------
 
-    def external_paths(self) -> set[str]:
-        """The files outside that some checkpoint still needs, relative to the run; a damaged one needs nothing."""
+    def external_paths(self) -> set[str] | None:
+        """The files outside that some checkpoint still needs, relative to the run; a damaged one needs nothing.
+
+        None while a checkpoint cannot be read: it may be whole, so nobody may remove anything.
+        """
         paths: set[str] = set()
         for checkpoint in self.paths():
-            with suppress(DamagedCheckpoint):
-                paths |= {file.path for file in _external_files(checkpoint, _read_manifest(checkpoint))}
+            try:
+                paths |= {file.path for file in _external_files(checkpoint, read_manifest(checkpoint))}
+            except DamagedCheckpoint as damage:
+                if isinstance(damage.__cause__, UnreadableFile):
+                    return None
         return paths
 
     def paths(self) -> list[Path]:
@@ -170,18 +195,24 @@ class CheckpointStore:
         return [path for _, _, path in self._entries()]
 
     def _entries(self) -> list[tuple[int, int, Path]]:
-        if not self.directory.is_dir():
+        try:
+            found = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        found = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
+        except OSError as error:
+            raise RunError(f"{self.directory} cannot be read: {error.strerror}.") from error
         entries = [(int(match[1]), int(match[2] or 1), path) for match, path in found if match]
         return sorted(entries, reverse=True)
 
     def _target(self, link_name: str) -> Path | None:
         """The checkpoint a link names, or None where the link is missing or dangling."""
         link = self.directory / link_name
-        if not link.is_dir():
-            return None
-        return self.directory / os.readlink(link) if link.is_symlink() else link
+        try:
+            if link.is_dir():
+                return self.directory / os.readlink(link) if link.is_symlink() else link
+        except OSError:  # the checkpoints themselves may still be readable
+            pass
+        return None
 
     def resolve(self, which: str | Path) -> Path:
         """The directory of `latest`, `best`, a name such as `step_000000123456`, or a path."""
@@ -195,7 +226,7 @@ class CheckpointStore:
             cure = "no evaluation has chosen one yet, use 'latest'" if others else "the run has saved nothing yet"
             raise RunError(f"{self.directory} has no '{which}' checkpoint: {cure}.")
         for path in (self.directory / which, Path(which)):
-            if path.is_dir():
+            if os.path.isdir(path):
                 return path
         names = ", ".join(path.name for path in self.paths()) or "none"
         raise RunError(f"There is no checkpoint '{which}' in {self.directory}: use latest, best or one of: {names}.")
@@ -204,8 +235,10 @@ class CheckpointStore:
 
     def load(self, which: str | Path = "latest", sections: Sequence[str] | None = None) -> Checkpoint:
         """Load and verify a checkpoint, or only some sections of it. Never executes anything from the file."""
-        path = self.resolve(which)
-        manifest = _read_manifest(path)
+        return self._load(self.resolve(which), sections)
+
+    def _load(self, path: Path, sections: Sequence[str] | None) -> Checkpoint:
+        manifest = read_manifest(path)
         files = manifest["sections"]
         wanted = [f"{name}.pt" for name in sections] if sections is not None else list(files)
         for file in wanted:
@@ -221,63 +254,68 @@ class CheckpointStore:
     def load_newest_valid(
         self, report: Callable[[str], None], sections: Sequence[str] | None = None
     ) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None when there is none at all.
+        """The newest checkpoint of this run that is whole, or None when there is none at all.
 
         `latest` comes first, then the others from the newest on. Each damaged one goes to `report` as a sentence.
         """
-        latest = self._target("latest")
-        candidates = ([latest] if latest else []) + [path for path in self.paths() if path != latest]
-        damages: list[str] = []
-        for path in candidates:
+        damages: list[DamagedCheckpoint] = []
+        for path in self._candidates():
             try:
-                checkpoint = self.load(path.absolute(), sections)
+                checkpoint = self._load(path, sections)
+                self.refuse_foreign(path, checkpoint.manifest)
             except DamagedCheckpoint as damage:
-                damages.append(str(damage))
-                report(str(damage))
+                damages.append(damage)
+                report(printable(str(damage)))
                 continue
             if damages:
                 report(f"Going on from {path.name} instead ({len(damages)} damaged checkpoint(s) passed over).")
             return checkpoint
         if damages:
-            listing = "\n  ".join(damages)
-            raise RunError(
-                f"Every checkpoint in {self.directory} is damaged:\n  {listing}\nStart again with `rl-lab train`."
-            )
+            listing = "\n  ".join(map(str, damages))
+            has_cure = any(isinstance(damage, DamagedExternalFile) for damage in damages)
+            cure = "" if has_cure else "\nStart again with `rl-lab train`."
+            raise RunError(f"Every checkpoint in {self.directory} is damaged:\n  {listing}{cure}")
         return None
+
+    def _candidates(self) -> Iterator[Path]:
+        latest = self._target("latest")
+        if latest is not None:
+            yield latest
+        yield from (path for path in self.paths() if path != latest)
+
+    def refuse_foreign(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Damage, as far as this run is concerned: another run saved it."""
+        owner = manifest.get("run")
+        if self.identity is not None and owner not in (None, self.identity):
+            raise DamagedCheckpoint(path, f"it was saved by another run ({owner}, this one is {self.identity})")
 
 
 def _write_sections(
-    directory: Path,
-    state: Mapping[str, StateTree],
-    *,
-    counts: Mapping[str, int],
-    score: float | None,
-    external: Sequence[ExternalFile],
+    directory: Path, state: Mapping[str, StateTree], facts: Mapping[str, Any], external: Sequence[ExternalFile]
 ) -> None:
     files: dict[str, dict[str, Any]] = {}
     for section, tree in state.items():
-        files |= _write_section(directory, section, tree)
+        assert _SECTION.fullmatch(section), f"section name '{section}' must be letters, digits and '_'"
+        _check_plain(section, tree)
+        content = io.BytesIO()
+        torch.save(map_leaves(_compact, numpy_to_tensors(tree)), content)
+        data = content.getbuffer()
+        write_durably(directory / f"{section}.pt", data)
+        files[f"{section}.pt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     manifest = {
         "schema_version": CHECKPOINT_SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(),
-        "counts": dict(counts),
-        "score": score,
+        **facts,
         "sections": files,
         **({"external": [asdict(file) for file in external]} if external else {}),
     }
-    write_durably(directory / "manifest.json", json.dumps(manifest, indent=2).encode())
+    write_durably(directory / "manifest.json", to_json({**manifest, "sha256": _digest(manifest)}).encode())
     sync_directory(directory)
 
 
-def _write_section(directory: Path, section: str, tree: StateTree) -> dict[str, dict[str, Any]]:
-    """Write one section; returns its manifest entries, one per file."""
-    assert _SECTION.fullmatch(section), f"section name '{section}' must be letters, digits and '_'"
-    _check_plain(section, tree)
-    content = io.BytesIO()
-    torch.save(map_leaves(_compact, numpy_to_tensors(tree)), content)
-    data = content.getbuffer()
-    write_durably(directory / f"{section}.pt", data)
-    return {f"{section}.pt": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """Of everything in a checkpoint's manifest but the digest itself."""
+    return hashlib.sha256(to_json({name: manifest[name] for name in manifest if name != "sha256"}).encode()).hexdigest()
 
 
 def _compact(leaf: Any) -> Any:
@@ -300,11 +338,14 @@ def _check_plain(section: str, tree: StateTree) -> None:
             )
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of one checkpoint, checked as far as it goes without the other files."""
     try:
         manifest = read_json(path / "manifest.json")
     except RunError as error:
         raise DamagedCheckpoint(path, str(error).rstrip(".")) from error
+    if manifest.get("sha256", digest := _digest(manifest)) != digest:
+        raise DamagedCheckpoint(path, "manifest.json has changed since it was written (sha256 differs)")
     if "schema_version" not in manifest:
         raise DamagedCheckpoint(path, "manifest.json has no 'schema_version'")
     check_schema_version(
@@ -313,6 +354,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     entries = manifest.get("sections")
     if not isinstance(manifest.get("counts"), dict) or not isinstance(entries, dict):
         raise DamagedCheckpoint(path, "manifest.json has no 'counts' or no 'sections'")
+    if not all(isinstance(count, int) for count in manifest["counts"].values()):
+        raise DamagedCheckpoint(path, f"manifest.json counts {manifest['counts']}, which are no whole numbers")
     for file, entry in entries.items():
         if not _SECTION.fullmatch(file.removesuffix(".pt")) or not isinstance(entry, dict):
             raise DamagedCheckpoint(path, f"manifest.json lists '{file}', which is no section file")
@@ -323,9 +366,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFile]:
     try:
-        files = [ExternalFile(**entry) for entry in manifest.get("external", [])]
-    except TypeError as error:
-        raise DamagedCheckpoint(path, f"manifest.json names files outside in a way nobody knows ({error})") from error
+        files = [_parse_external(entry) for entry in manifest.get("external", [])]
+    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RunError) as error:
+        raise DamagedCheckpoint(path, f"manifest.json names files outside in an unknown way ({error!r})") from error
     for file in files:
         place = PurePosixPath(file.path)
         if place.is_absolute() or ".." in place.parts:
@@ -333,30 +376,29 @@ def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFil
     return files
 
 
+def _parse_external(entry: Mapping[str, Any]) -> ExternalFile:
+    check_types(entry, {"section": str, "path": str}, place="an entry")
+    if "blocks" in entry:
+        blocks = FileBlocks(**entry["blocks"])
+    else:  # schema version 1: one checksum for the beginning of a file
+        blocks = FileBlocks.single(byte_count=entry["bytes"], crc32=entry["crc32"])
+    return ExternalFile(entry["section"], entry["path"], blocks)
+
+
 def _check_external(path: Path, external: ExternalFile) -> None:
-    """Read what belongs to the checkpoint and compare its checksum; what the file holds beyond is newer."""
-    left, checksum = external.bytes, 0
+    """Read the blocks that the checkpoint needs and compare their checksums."""
     try:
-        with open(path.absolute().parent.parent / external.path, "rb", buffering=0) as file:
-            while left:
-                block = file.read(min(left, _READ_BYTES))
-                if not block:
-                    size = external.bytes - left
-                    raise DamagedCheckpoint(
-                        path, f"{external.path} has {size} bytes where the checkpoint needs {external.bytes}"
-                    )
-                checksum, left = zlib.crc32(block, checksum), left - len(block)
-    except FileNotFoundError:
-        raise DamagedCheckpoint(path, f"{external.path} is missing") from None
-    if checksum != external.crc32:
-        raise DamagedCheckpoint(path, f"{external.path} has changed since it was written (crc32 differs)")
+        for _ in external.blocks.read(path.absolute().parent.parent / external.path):
+            pass
+    except DamagedFileError as error:
+        raise DamagedExternalFile(path, f"{external.path}: {error}") from error
 
 
 def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]]) -> StateTree:
     try:
-        data = (path / file).read_bytes()
-    except FileNotFoundError:
-        raise DamagedCheckpoint(path, f"{file} is missing") from None
+        data = read_bytes(path / file)
+    except OSError as error:
+        raise _unreadable(path, file, error) from error
     expected = entries[file]
     if len(data) != expected["bytes"]:
         raise DamagedCheckpoint(path, f"{file} has {len(data)} bytes where the manifest says {expected['bytes']}")
@@ -367,3 +409,8 @@ def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]
     except _LOAD_ERRORS as error:
         summary = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DamagedCheckpoint(path, f"{file} is not plain data and was refused ({summary})") from error
+
+
+def _unreadable(path: Path, file: str, error: OSError) -> DamagedCheckpoint:
+    is_missing = isinstance(error, FileNotFoundError)
+    return DamagedCheckpoint(path, f"{file} {'is missing' if is_missing else f'cannot be read ({error.strerror})'}")

@@ -21,6 +21,7 @@ _BLUE, _ORANGE, _GREY = "#2f6db5", "#d9702c", "#5c6670"
 
 def write_curve(path: Path, rows: list[dict[str, Any]], *, title: str) -> bool:
     """Draw training and evaluation return over agent steps; False, and no file, where there is nothing to draw."""
+    rows = [row for row in rows if "agent_steps" in row]
     training, evaluation = series(rows, TRAINING_RETURN), series(rows, EVALUATION_RETURN)
     if not training and not evaluation:
         return False
@@ -28,7 +29,7 @@ def write_curve(path: Path, rows: list[dict[str, Any]], *, title: str) -> bool:
     axes = figure.add_subplot()
     _draw(axes, training, evaluation)
     last = rows[-1]
-    axes.set_xlabel(f"agent steps   ({last['agent_steps']:,} agent steps = {last['env_frames']:,} env frames)")
+    axes.set_xlabel(f"agent steps   ({last['agent_steps']:,} agent steps = {last.get('env_frames', 0):,} env frames)")
     axes.set_ylabel("episode return")
     axes.set_title(title, loc="left", fontweight="bold")
     _tidy(axes)

@@ -3,8 +3,8 @@
     real | reconstruction | open loop      reward   continue   value        one line per sequence; the curves grow
     [  ]       [  ]            [  ]        ~~~~~     ~~~~~~    ~~~~~        with the video, the picture has them whole
 
-Observations without an image are drawn as curves too, those elements that vary most. A green frame says that the model
-looks, a red one that it only hears the actions. What follows the end of an episode is dimmed, and left out of curves.
+Observations without an image are drawn as curves too, those elements that vary most. A green frame: the model sees
+the observation; a red one: it gets the actions alone. Rows after the end of an episode are dark, and not in curves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CURVE_WIDTH, CURVE_HEIGHT = 220, 136  # pixels
 MOST_ELEMENTS = 4  # curves of an observation without an image
 NUMBERS = ("reward", "continue", "value")
 COLOURS = {"real": "#30363c", "reconstruction": "#2f6db5", "open_loop": "#d9702c"}
-LOOKING, DREAMING = (70, 160, 80), (200, 60, 50)
+OBSERVED, OPEN_LOOP = (70, 160, 80), (200, 60, 50)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def frames_of(views: Views, curves: Curves, context: int) -> list[np.ndarray]:
     header = _header(views, keys)
     frames = []
     for row in range(length):
-        left = np.concatenate((header, _tiles(views, keys, row, is_looking=row < context)))
+        left = np.concatenate((header, _tiles(views, keys, row, is_context=row < context)))
         right = curves.until(row)
         canvas = np.full((max(len(left), len(right)), left.shape[1] + right.shape[1], 3), 255, dtype=np.uint8)
         canvas[: len(left), : left.shape[1]] = left
@@ -104,7 +104,7 @@ def _header(views: Views, keys: list[str]) -> np.ndarray:
     return pixels_of(figure)
 
 
-def _tiles(views: Views, keys: list[str], row: int, *, is_looking: bool) -> np.ndarray:
+def _tiles(views: Views, keys: list[str], row: int, *, is_context: bool) -> np.ndarray:
     """The images of one row: a line per sequence, real, reconstruction and open loop of each key side by side."""
     lines = []
     for sequence in range(len(views["real"]["reward"])):
@@ -115,8 +115,8 @@ def _tiles(views: Views, keys: list[str], row: int, *, is_looking: bool) -> np.n
             for view in COLOURS:
                 image = to_rgb(views[view][key][sequence, row])
                 image = (image // 4 if is_over else image).repeat(scale, axis=0).repeat(scale, axis=1)
-                looks = is_looking or view == "reconstruction"
-                border = (255, 255, 255) if view == "real" or is_over else LOOKING if looks else DREAMING
+                is_seen = is_context or view == "reconstruction"
+                border = (255, 255, 255) if view == "real" or is_over else OBSERVED if is_seen else OPEN_LOOP
                 tiles.append(_framed(image, border))
         height = max(len(tile) for tile in tiles)
         padded = [np.pad(tile, ((0, height - len(tile)), (0, 0), (0, 0)), constant_values=255) for tile in tiles]

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from difflib import get_close_matches
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import RunError, did_you_mean
+from rl_lab.utils.text import printable
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -31,6 +33,7 @@ _COLUMNS = {
     **dict.fromkeys(("wall_s", "best_score", "final_score"), "REAL"),
     "fingerprint": "TEXT",  # when the files behind the row were last written
 }
+_SEARCHED = ("id", "name", "algorithm", "environment", "tags", "notes")
 _GENERATED_ID = re.compile(r"\d{8}-\d{6}-(.+)-s-?\d+-[0-9a-f]{4}")
 
 
@@ -44,11 +47,14 @@ class RunIndex:
 
     def record(self, run: RunDirectory) -> None:
         """Take in one run from its manifest.json, status.json and tags.json."""
-        self._ask(lambda database: _store(database, run))
+        try:
+            self._ask(lambda database: _store(database, run))
+        except (RunError, sqlite3.Error) as error:
+            logger.warning("run '%s' is not in the index: %s", printable(run.id), printable(str(error)))
 
     def rebuild(self) -> int:
         """Forget everything and read every run directory again; returns how many runs there are."""
-        if not self.runs_dir.is_dir():
+        if not self._has_directory():
             return 0
 
         def renew(database: sqlite3.Connection) -> int:
@@ -66,39 +72,38 @@ class RunIndex:
         environment: str | None = None,
     ) -> list[dict[str, Any]]:
         """The runs that fit, newest first; `text` may stand in the id, name, algorithm, environment, tags or notes."""
-        if not self.runs_dir.is_dir():
+        if not self._has_directory():
             return []
-        conditions, values = [], []
-        for column, value in (("status", status), ("algorithm", algorithm), ("environment", environment)):
-            if value is not None:
-                conditions.append(f"{column} = ?")
-                values.append(value)
-        if text:
-            conditions.append("instr(lower(concat_text), lower(?)) > 0")
-            values.append(text)
-        searched = " || ' ' || ".join(
-            f"coalesce({column}, '')" for column in ("id", "name", "algorithm", "environment", "tags", "notes")
-        )
-        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-        query = f"SELECT * FROM (SELECT *, {searched} AS concat_text FROM runs) {where} ORDER BY created DESC, id DESC"
+        wanted = {"status": status, "algorithm": algorithm, "environment": environment}
 
         def answer(database: sqlite3.Connection) -> list[dict[str, Any]]:
             self._synchronise(database)
-            return [_public(row) for row in database.execute(query, values)]
+            return [_public(row) for row in database.execute("SELECT * FROM runs ORDER BY created DESC, id DESC")]
 
-        return self._ask(answer)
+        return [
+            row
+            for row in self._ask(answer)
+            if all(value in (None, row[name]) for name, value in wanted.items())
+            and (text or "").lower() in " ".join(str(row[name] or "") for name in _SEARCHED).lower()
+        ]
 
     def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
+        if os.path.islink(self.path):  # it could name any database of this user
+            logger.warning("%s is a symbolic link and is not used; reading the run directories instead", self.path)
+            return self._once(":memory:", question)
         try:
-            return self._once(str(self.path), question)
-        except sqlite3.OperationalError as error:  # locked, read-only, disk full: answer without the file
+            try:
+                return self._once(str(self.path), question)
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError as error:
+                logger.warning("%s is damaged (%s); rebuilding it from the run directories", self.path, error)
+                for name in (self.path, self.path.with_name("index.sqlite-journal")):
+                    name.unlink(missing_ok=True)
+                return self._once(str(self.path), question)
+        except (sqlite3.DatabaseError, OSError) as error:  # locked, read-only, disk full: answer without the file
             logger.warning("%s cannot be used (%s); reading the run directories instead", self.path, error)
             return self._once(":memory:", question)
-        except sqlite3.DatabaseError as error:
-            logger.warning("%s is damaged (%s); rebuilding it from the run directories", self.path, error)
-            for name in (self.path, self.path.with_name("index.sqlite-journal")):
-                name.unlink(missing_ok=True)
-            return self._once(str(self.path), question)
 
     def _once(self, path: str, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
         with closing(sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)) as database, database:
@@ -117,8 +122,7 @@ class RunIndex:
     def _synchronise(self, database: sqlite3.Connection) -> int:
         """Bring the table in line with the directories: a few stat calls per run, reading only what changed."""
         known = {row["id"]: row for row in database.execute("SELECT id, fingerprint, status FROM runs")}
-        runs = (RunDirectory(path) for path in self.runs_dir.iterdir())
-        present = {run.id: run for run in runs if run.config_path.is_file()}
+        present = self._runs()
         for run_id in known.keys() - present.keys():
             database.execute("DELETE FROM runs WHERE id = ?", (run_id,))
         for run_id, run in present.items():
@@ -127,6 +131,30 @@ class RunIndex:
             if row is None or row["fingerprint"] != _fingerprint(run) or row["status"] in ("running", "killed"):
                 _store(database, run)
         return len(present)
+
+    def _has_directory(self) -> bool:
+        try:
+            return stat.S_ISDIR(self.runs_dir.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise RunError(f"{self.runs_dir} cannot be read: {error.strerror}.") from error
+
+    def _runs(self) -> dict[str, RunDirectory]:
+        """The runs that can be read, by id; others are named and left out."""
+        try:
+            paths = [path for path in self.runs_dir.iterdir() if not path.name.startswith(".")]
+        except OSError as error:
+            raise RunError(f"{self.runs_dir} cannot be read: {error.strerror}.") from error
+        runs = {}
+        for run in map(RunDirectory, paths):
+            try:
+                run.id.encode()
+                if run.exists():
+                    runs[run.id] = run
+            except (RunError, UnicodeEncodeError) as error:
+                logger.warning("left out: %s", printable(str(error)))
+        return runs
 
 
 def resolve_run(reference: str | Path, runs_dir: str | Path) -> RunDirectory:
@@ -144,7 +172,7 @@ def resolve_run(reference: str | Path, runs_dir: str | Path) -> RunDirectory:
     if candidates:
         listing = "\n  ".join(candidates[:10] + ["..."] * (len(candidates) > 10))
         raise RunError(f"'{text}' fits {len(candidates)} runs; write more of the id:\n  {listing}")
-    if RunDirectory(Path(text)).config_path.is_file():  # a path without a slash: a run in this very folder
+    if text and RunDirectory(Path(text)).exists():  # a path without a slash: a run in this very folder
         return RunDirectory.open(text)
     near = [run_id for run_id in ids if text and text in run_id][:3]
     near = near or get_close_matches(text, ids, n=3, cutoff=0.4) or ids[:3]
@@ -183,18 +211,19 @@ def _score(row: dict[str, Any]) -> float | None:
 
 def _store(database: sqlite3.Connection, run: RunDirectory) -> None:
     fingerprint = _fingerprint(run)  # taken before reading: a change in between is noticed next time
-    row = {**_row(run), "fingerprint": fingerprint}
+    row = {"fingerprint": fingerprint, **_row(run)}
     marks = ", ".join(f":{name}" for name in _COLUMNS)
     database.execute(f"INSERT OR REPLACE INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks})", row)
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:
     status, generated = run.read_status(), _GENERATED_ID.fullmatch(run.id)
+    is_readable = status["state"] != "unknown"
     try:
         manifest, tags = run.read_manifest(), run.read_tags()
     except RunError as error:
-        logger.warning("run '%s' is listed without details: %s", run.id, error)
-        manifest, tags = {}, {"tags": [], "notes": ""}
+        logger.warning("run '%s' is listed without details: %s", printable(run.id), printable(str(error)))
+        manifest, tags, is_readable = {}, {"tags": [], "notes": ""}, False
     git = manifest.get("git") or {}
     return {
         "id": run.id,
@@ -211,6 +240,7 @@ def _row(run: RunDirectory) -> dict[str, Any]:
         "updated": status["time"],
         **{name: status["counts"].get(name, 0) for name in _COUNTS},
         **{name: status[name] for name in ("wall_s", "best_score", "final_score")},
+        **({} if is_readable else {"fingerprint": None}),  # what cannot be read is tried again at the next question
     }
 
 
@@ -220,5 +250,10 @@ def _public(row: sqlite3.Row) -> dict[str, Any]:
 
 
 def _fingerprint(run: RunDirectory) -> str:
-    paths = (run.manifest_path, run.status_path, run.tags_path)
-    return "/".join(str(path.stat().st_mtime_ns) if path.exists() else "-" for path in paths)
+    marks = []
+    for path in (run.manifest_path, run.status_path, run.tags_path):
+        try:
+            marks.append(str(path.stat().st_mtime_ns))
+        except OSError:
+            marks.append("-")
+    return "/".join(marks)

@@ -7,13 +7,14 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rl_lab.runs.files import readable_disk_errors
+from rl_lab.runs.files import entries_below, read_json, readable_disk_errors, refuse_links_out_of, remove_leftovers
 from rl_lab.types import RunError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 class RunLock:
-    """`with RunLock(run): ...` or a RunError that names the process at work on this run."""
+    """`with RunLock(run): ...` or a RunError that names the process at work on this run, or a link that leaves it."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run_id = run.id
@@ -36,9 +37,13 @@ class RunLock:
 
     def acquire(self) -> None:
         assert self._descriptor is None, f"run {self.run_id} is locked twice by one RunLock"
+        refuse_links_out_of(self.path.parent)
         with readable_disk_errors(self.path, run_id=self.run_id):
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(self.path, flags, 0o644)
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise RunError(f"{self.path} is not an ordinary file, so it cannot serve as a lock: remove it.")
             self._take(descriptor)
             owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
             with readable_disk_errors(self.path, run_id=self.run_id):
@@ -46,6 +51,7 @@ class RunLock:
                 os.pwrite(descriptor, owner.encode(), 0)
             self._descriptor = descriptor
             _held.add(self)
+            remove_leftovers(entries_below(self.path.parent))
         finally:
             if self._descriptor is None:
                 os.close(descriptor)
@@ -87,14 +93,16 @@ class RunLock:
 
 
 def is_held(lock_path: Path) -> bool:
-    """Whether a living process (this one included) holds the lock."""
+    """Whether a living process (this one included) holds the lock; True where that cannot be found out."""
     try:
-        descriptor = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+        descriptor = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False  # nobody locks a pipe
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:
         return True
     finally:
         os.close(descriptor)
@@ -103,9 +111,9 @@ def is_held(lock_path: Path) -> bool:
 
 def _owner(lock_path: Path) -> str:
     try:
-        owner = json.loads(lock_path.read_text(encoding="utf-8"))
+        owner = read_json(lock_path)
         return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError, TypeError):  # taken this instant: its owner has not signed yet
+    except (RunError, KeyError):  # taken this instant: its owner has not signed yet
         return "another process"
 
 

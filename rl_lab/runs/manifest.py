@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import secrets
 import shlex
 import socket
 import subprocess
@@ -15,41 +16,74 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rl_lab.runs.files import Kinds, check_types
 from rl_lab.types import RunError
 
 CONFIG_SCHEMA_VERSION = 2
-CHECKPOINT_SCHEMA_VERSION = 1
+CHECKPOINT_SCHEMA_VERSION = 2  # 2: files outside a checkpoint are checksummed in blocks
 
 _GIT_TIMEOUT_S = 5.0
 _PACKAGES = ("torch", "numpy", "gymnasium")
+_TEXT = (str, type(None))
+_KINDS: Kinds = {
+    **dict.fromkeys(("name", "algorithm", "environment_id", "config_hash", "created", "command_line"), _TEXT),
+    **dict.fromkeys(("identity", "rl_lab_version", "python", "cpu", "gpu"), _TEXT),
+    **dict.fromkeys(("git", "packages"), (dict, type(None))),
+    "seed": (int, type(None)),
+}
 
 
 def collect_manifest(
     *, config_text: str, seed: int, algorithm: str, environment_id: str, name: str = ""
 ) -> dict[str, Any]:
     """The manifest of a run that starts now in this process."""
-    import torch  # here, so that commands that only read manifests start without it
-
     return {
         "config_schema_version": CONFIG_SCHEMA_VERSION,
         "checkpoint_schema_version": CHECKPOINT_SCHEMA_VERSION,
+        "identity": secrets.token_hex(8),  # stays when the directory is renamed; its checkpoints carry it too
         "name": name,
         "algorithm": algorithm,
         "environment_id": environment_id,
         "seed": seed,
-        "config_hash": hashlib.sha256(config_text.encode()).hexdigest(),
+        "config_hash": config_hash(config_text),
         "created": datetime.now(UTC).isoformat(),
         "command_line": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "rl_lab_version": _package_version("rl-lab"),
+        **machine(),
         "git": git_state(Path.cwd()),
-        "python": platform.python_version(),
-        "packages": {package: _package_version(package) for package in _PACKAGES},
         "platform": platform.platform(),
         "hostname": socket.gethostname(),
-        "cpu": _cpu_name(),
         "cpu_cores": os.cpu_count(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What decides the last bits of a number here: versions and processors."""
+    import torch  # here, so that commands that only read manifests start without it
+
+    return {
+        "rl_lab_version": _package_version("rl-lab"),
+        "python": platform.python_version(),
+        "packages": {package: _package_version(package) for package in _PACKAGES},
+        "cpu": _cpu_name(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def config_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def changes_since(manifest: Mapping[str, Any]) -> list[str]:
+    """How the versions and processors here differ from those a run began with: `torch 2.10.0, now 2.11.0`."""
+    then, now = _flat(manifest), _flat(machine())
+    return [f"{name} {then[name]}, now {now[name]}" for name in now if name in then and then[name] != now[name]]
+
+
+def _flat(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"rl_lab_version": "rl-lab", "python": "Python", "cpu": "CPU", "gpu": "GPU"}
+    return {title: manifest[name] for name, title in names.items() if name in manifest} | (
+        manifest.get("packages") or {}
+    )
 
 
 def check_schema_version(found: Any, *, supported: int, what: str, place: str) -> None:
@@ -63,9 +97,12 @@ def check_schema_version(found: Any, *, supported: int, what: str, place: str) -
         )
 
 
-def check_manifest_versions(manifest: Mapping[str, Any], *, place: str) -> None:
+def check_manifest(manifest: Mapping[str, Any], *, place: str) -> None:
+    """Refuse what a newer RL Lab wrote, and entries that are not what they should be."""
     for what, supported in (("config", CONFIG_SCHEMA_VERSION), ("checkpoint", CHECKPOINT_SCHEMA_VERSION)):
         check_schema_version(manifest.get(f"{what}_schema_version"), supported=supported, what=what, place=place)
+    check_types(manifest, _KINDS, place=place)
+    check_types(manifest.get("git") or {}, {"commit": _TEXT}, place=f"{place}: git")
 
 
 def git_state(directory: Path) -> dict[str, Any]:

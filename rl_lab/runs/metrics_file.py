@@ -7,6 +7,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from rl_lab.runs.files import read_bytes
+from rl_lab.utils.text import printable
+
 Series = list[tuple[dict[str, Any], float]]
 """Rows that carry one metric, each with its value."""
 
@@ -19,22 +22,33 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     A last line cut short by a kill is left out silently: it was never complete. A broken line elsewhere
     means that something else wrote into the file, so it is left out with a warning.
     """
-    if not path.exists():
+    try:
+        lines = read_bytes(path).split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        logger.warning("%s cannot be read and is left out: %s", printable(str(path)), error.strerror)
         return []
     rows: list[dict[str, Any]] = []
-    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict):
+        row = parse_row(line)
+        if row is not None:
             rows.append(row)
-        elif number < len(lines):
-            logger.warning("%s: line %d is not a JSON object and is left out", path, number)
+        elif line.strip() and number < len(lines):
+            logger.warning("%s: line %d is no row of metrics and is left out", printable(str(path)), number)
     return rows
+
+
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """One line of a metrics file: numbers by name, null where one was not finite. None where it holds no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict):
+        return None
+    numbers = (value for name, value in row.items() if name != "non_finite")
+    return row if all(value is None or isinstance(value, int | float) for value in numbers) else None
 
 
 def series(rows: list[dict[str, Any]], name: str) -> Series:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_lab.runs.curve import write_curve
-from rl_lab.runs.files import write_atomic
+from rl_lab.runs.files import readable_disk_errors, write_atomic
 from rl_lab.runs.metrics_file import read_metrics, series
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import MissingExtraError
+from rl_lab.utils.text import printable
 
 _COUNTERS = ("agent_steps", "env_frames", "episodes", "updates", "wall_s")
 
@@ -21,22 +23,28 @@ def write_report(run: RunDirectory, *, state: str | None = None) -> Path:
 
     `state` is what the run is about to be, where its status does not say so yet.
     """
+    with readable_disk_errors(run.report_path, run_id=run.id):
+        write_atomic(run.report_path, printable(_page(run, state), keep="\n\t"), run_id=run.id)
+    return run.report_path
+
+
+def _page(run: RunDirectory, state: str | None) -> str:
     rows, status, manifest = read_metrics(run.metrics_path), run.read_status(), run.read_manifest()
     status = status if state is None else {**status, "state": state}
-    title = f"{manifest['algorithm']} on {manifest['environment_id']}, seed {manifest['seed']}"
+    known = {name: manifest.get(name) for name in ("algorithm", "environment_id", "seed")}
+    title = printable("{algorithm} on {environment_id}, seed {seed}".format(**known))
     sections = [
         f"# {title}\n",
         _headline(run, status, rows),
         _curve(run, rows, title),
         _table("Last metrics", ("metric", "value"), _last_metrics(rows)),
-        _table("Where the time went", ("section", "share of wall-clock"), _time_split(rows)),
+        _table("Where the time went", ("section", "fraction of wall-clock"), _time_split(rows)),
         _commands(run, manifest),
         _links(run),
         f"## Config\n\n<details>\n<summary>config.yaml</summary>\n\n```yaml\n{run.read_config_text().rstrip()}\n```\n"
         "\n</details>\n",
     ]
-    write_atomic(run.report_path, "\n".join(section for section in sections if section), run_id=run.id)
-    return run.report_path
+    return "\n".join(section for section in sections if section)
 
 
 def _headline(run: RunDirectory, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -73,17 +81,19 @@ def _last_metrics(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _time_split(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Shares of the whole run: each row's `time/<section>_fraction` speaks for the time since the row before."""
+    """Fractions of the whole run: each row's `time/<section>_fraction` covers the time since the row before."""
     names = sorted({name for row in rows for name in row if name.startswith("time/") and name.endswith("_fraction")})
-    shares: dict[str, float] = {}
+    fractions: dict[str, float] = {}
     for name in names:
         previous_wall_s = seconds = weight = 0.0
         for row, fraction in series(rows, name):
-            elapsed = max(row["wall_s"] - previous_wall_s, 0.0)
-            previous_wall_s = row["wall_s"]
+            wall_s = row.get("wall_s") or 0.0
+            elapsed, previous_wall_s = max(wall_s - previous_wall_s, 0.0), wall_s
             seconds, weight = seconds + fraction * elapsed, weight + elapsed
-        shares[name.removeprefix("time/").removesuffix("_fraction")] = seconds / weight if weight else 0.0
-    return [(name, f"{100 * share:.1f} %") for name, share in sorted(shares.items(), key=lambda item: -item[1])]
+        fractions[name.removeprefix("time/").removesuffix("_fraction")] = seconds / weight if weight else 0.0
+    return [
+        (name, f"{100 * fraction:.1f} %") for name, fraction in sorted(fractions.items(), key=lambda item: -item[1])
+    ]
 
 
 def _commands(run: RunDirectory, manifest: dict[str, Any]) -> str:
@@ -91,7 +101,7 @@ def _commands(run: RunDirectory, manifest: dict[str, Any]) -> str:
     changes = " with uncommitted changes" if (manifest.get("git") or {}).get("dirty") else ""
     origin = f"# at commit {commit}{changes}\n" if commit else ""
     return (
-        f"## Again\n\nReproduce:\n\n```bash\n{origin}{manifest['command_line']}\n```\n\n"
+        f"## Again\n\nReproduce:\n\n```bash\n{origin}{printable(manifest.get('command_line') or 'not known')}\n```\n\n"
         f"Continue:\n\n```bash\nrl-lab resume {run.id}\n```\n"
     )
 
@@ -130,6 +140,8 @@ def _number(value: Any) -> str:
 
 def duration(seconds: float) -> str:
     """`1 h 02 min 03 s`, leaving out what is zero in front; below a minute with one decimal."""
+    if not math.isfinite(seconds):
+        return "unknown"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_lab.runs.files import readable_disk_errors
+from rl_lab.runs.files import readable_disk_errors, remove, temporary_name
 from rl_lab.types import ConfigError, MissingExtraError, RunError
 
 
@@ -23,23 +23,25 @@ def write_video(path: str | Path, frames: Sequence[np.ndarray], fps: float) -> P
     # H.264 in yuv420p halves both colour axes, so odd sizes are padded by repeating the last row or column.
     padding = ((0, height % 2), (0, width % 2), (0, 0))
     size = f"{width + width % 2}x{height + height % 2}"
-    temporary = path.with_name(f".{path.stem}.tmp-{os.getpid()}.mp4")
+    temporary = temporary_name(path)
     command = [_ffmpeg(), "-y", "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps)]
-    command += ["-i", "-", "-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-movflags", "+faststart", str(temporary)]
+    command += ["-i", "-", "-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
+    command += ["-f", "mp4", str(temporary)]
     with readable_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             _encode(command, (np.pad(frame, padding, mode="edge") for frame in frames), path)
             os.replace(temporary, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            remove(temporary)
     return path
 
 
 def check_name(path: Path) -> None:
     """For those who have long work to do before they write it."""
     if path.suffix != ".mp4":
-        raise ConfigError(f"Video {path}: only mp4 is written; name it '{path.with_suffix('.mp4').name}'.")
+        name = path.with_suffix(".mp4").name if path.name else "video.mp4"
+        raise ConfigError(f"Video {path}: only mp4 is written; name it '{name}'.")
 
 
 def _check(path: Path, frames: Sequence[np.ndarray], fps: float) -> None:
@@ -65,10 +67,10 @@ def _ffmpeg() -> str:
 
 
 def _encode(command: list[str], frames: Iterable[np.ndarray], path: Path) -> None:
-    """Feed ffmpeg and read its verdict; its complaints go to a file so that no full pipe can block it."""
-    with tempfile.TemporaryFile() as complaints:
+    """Feed ffmpeg; its error messages go to a file, so that no full pipe can block it."""
+    with tempfile.TemporaryFile() as messages:
         # Its own session: Ctrl-C in the terminal reaches us, not the encoder in the middle of a frame.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=complaints, start_new_session=True)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=messages, start_new_session=True)
         assert process.stdin is not None
         try:
             with suppress(BrokenPipeError):  # ffmpeg gave up; its exit status and words say why
@@ -78,7 +80,7 @@ def _encode(command: list[str], frames: Iterable[np.ndarray], path: Path) -> Non
             with suppress(BrokenPipeError):
                 process.stdin.close()
             status = process.wait()
-        complaints.seek(0)
-        words = complaints.read().decode(errors="replace").strip()
+        messages.seek(0)
+        words = messages.read().decode(errors="replace").strip()
     if status != 0:
         raise RunError(f"Video {path} could not be written: ffmpeg says '{words or f'exit status {status}'}'.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any
@@ -28,7 +27,6 @@ RULES: dict[str, type[UpdateRule]] = {
 Parameters = Mapping[str, nn.Module] | Iterable[nn.Module | Tensor]
 
 SMALL_MODEL_NUMBERS = 2**18  # below this, copying all gradients into one vector is the fastest way to their norm
-SMALL_VECTOR_NUMBERS = 2**13  # numpy has its norm in a third of torch's time; its BLAS would wake threads for more
 SMALLEST_PARAMETER_NORM = 1e-3  # adaptive clipping: lets parameters that start at zero move (Brock et al. 2021)
 
 
@@ -75,9 +73,9 @@ class Optimizer:
         for place, number in (("epsilon", epsilon), ("weight_decay", weight_decay)):
             if not 0.0 <= number < inf:
                 raise ConfigError(f"optimizer {place}: {number}; allowed is a number from 0 on. Write {place}: 0.0.")
-        for place, share in (("betas", betas[0]), ("betas", betas[1]), ("momentum", momentum)):
-            if not 0.0 <= share < 1.0:
-                raise ConfigError(f"optimizer {place}: {share}; allowed is 0 up to below 1, such as 0.9.")
+        for place, fraction in (("betas", betas[0]), ("betas", betas[1]), ("momentum", momentum)):
+            if not 0.0 <= fraction < 1.0:
+                raise ConfigError(f"optimizer {place}: {fraction}; allowed is 0 up to below 1, such as 0.9.")
         named = named_parameters(parameters)
         self.parameters = list(named.values())
         self.learning_rate = never_negative(
@@ -103,7 +101,7 @@ class Optimizer:
         self._room = SegmentsByMembers()
 
     def step(self, loss: Tensor, progress: Progress | None = None) -> Metrics:
-        """One gradient step (with `accumulate` > 1: a share of one; then metrics come with the last share).
+        """One gradient step (with `accumulate` > 1: a part of one; then metrics come with the last part).
 
         A loss that depends on nothing that learns (a phase froze everything) changes nothing.
         """
@@ -134,22 +132,6 @@ class Optimizer:
             )
             loss = loss * (1.0 / self.accumulate)
         torch.autograd.backward(loss)
-        return self._share_done()
-
-    def apply_known(self, parameters: list[Tensor], gradients: list[Tensor], flat: Tensor) -> Metrics:
-        """`apply` for a loss that came with its gradients, on a CPU; they lie one after the other in `flat`, too.
-
-        Nobody asks autograd, and one vector has its norm at once: on a small network both take as long as learning.
-        """
-        assert self.loss_scale is None, "gradients that are known were never scaled"
-        if self.accumulate == 1 and _are_same(parameters, self.parameters):
-            return self._change_parameters(gradients, flat if self.world.size == 1 else None)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            share = gradient * (1.0 / self.accumulate)
-            parameter.grad = share if parameter.grad is None else parameter.grad + share
-        return self._share_done()
-
-    def _share_done(self) -> Metrics:
         self.accumulated += 1
         if self.accumulated < self.accumulate:
             return {}
@@ -167,8 +149,8 @@ class Optimizer:
                 f"optimizer {setting}: a CUDA graph repeats one update, but {reason}, or runtime.capture: false."
             )
 
-    def _change_parameters(self, everyone: Sequence[Tensor | None], flat: Tensor | None = None) -> Metrics:
-        """By one gradient for each parameter, or None; `flat` holds them all where somebody has laid them out so."""
+    def _change_parameters(self, everyone: Sequence[Tensor | None]) -> Metrics:
+        """By one gradient for each parameter, or None."""
         gradients = self.world.mean([gradient for gradient in everyone if gradient is not None])
         metrics: Metrics = {}
         if not gradients:
@@ -178,7 +160,7 @@ class Optimizer:
         if self.log_module_norms:
             metrics |= self._module_norms(everyone)
         norms = torch.stack(torch._foreach_norm(gradients)) if self.rule.gradients_stay else None  # read once for both
-        grad_norm = self._norm(gradients, flat) if norms is None else torch.linalg.vector_norm(norms)
+        grad_norm = self._norm(gradients) if norms is None else torch.linalg.vector_norm(norms)
         metrics["grad_norm"] = grad_norm
         if self.loss_scale is not None and not self.loss_scale.accepts(grad_norm):
             return metrics
@@ -202,9 +184,7 @@ class Optimizer:
         """On a GPU: room to clip these gradients in a few launches."""
         return self._room.of(parameters) if self.rule.is_static else None
 
-    def _norm(self, gradients: list[Tensor], flat: Tensor | None = None) -> Tensor | float:
-        if flat is not None:
-            return norm_of(flat)
+    def _norm(self, gradients: list[Tensor]) -> Tensor:
         if self._is_small:
             return torch.linalg.vector_norm(torch._C._nn.flatten_dense_tensors(gradients))  # cat without 12 reshapes
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
@@ -218,7 +198,7 @@ class Optimizer:
         return norms
 
     def state_dict(self) -> StateTree:
-        """Everything a continued run needs, as plain data: also gradients waiting for their last share."""
+        """Everything a continued run needs, as plain data: also gradients of a step that is not complete."""
         waiting = [(name, p.grad) for name, p in zip(self.rule.names, self.parameters, strict=True)]
         return {
             "rule": self.rule.get_state(),
@@ -247,7 +227,7 @@ class LossScale:
         self.value = 2.0**16
         self.accepted = 0
 
-    def accepts(self, grad_norm: Tensor | float) -> bool:
+    def accepts(self, grad_norm: Tensor) -> bool:
         """Whether the gradients are finite; adapts the scale. Reads the number, so it waits for the device."""
         if not isfinite(grad_norm):
             self.value, self.accepted = self.value * 0.5, 0
@@ -264,18 +244,8 @@ class LossScale:
         self.value, self.accepted = float(state["value"]), int(state["accepted"])
 
 
-def norm_of(flat: Tensor) -> Tensor | float:
-    """Of one vector on a CPU: a number at once where it is short."""
-    if flat.numel() > SMALL_VECTOR_NUMBERS:
-        return torch.linalg.vector_norm(flat)
-    array = flat.numpy()
-    return float(array @ array) ** 0.5
-
-
-def divisor_to(limit: float, norm: Tensor | float) -> Tensor | None:
+def divisor_to(limit: float, norm: Tensor) -> Tensor | None:
     """What brings gradients of this norm down to `limit`; on a CPU, where nobody waits for it, None if nothing must."""
-    if isinstance(norm, float):
-        return None if norm <= limit else torch.tensor(norm / limit)
     if norm.device.type == "cpu":
         return None if float(norm) <= limit else norm / limit
     return (norm / limit).clamp_(min=1.0)
@@ -314,10 +284,6 @@ def named_parameters(parameters: Parameters) -> dict[str, Tensor]:
     if not named:
         raise ConfigError("optimizer parameters: there is nothing to learn. Name modules that have parameters.")
     return named
-
-
-def _are_same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 def _members_by_module(names: list[str]) -> dict[str, list[int]]:

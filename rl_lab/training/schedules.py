@@ -52,6 +52,11 @@ class Schedule:
                 f"{self.end:g}. Write linear, or an end such as {abs(self.start) / 100:g}."
             )
 
+    @staticmethod
+    def from_config(value: Any, place: str) -> Number:
+        """What a config may write for a number: see `parse_number`."""
+        return parse_number(value, place)
+
     def __call__(self, progress: Progress) -> float:
         """The number at this point of the run."""
         amount = progress.fraction if self.unit == "fraction" else getattr(progress.run, self.unit)

@@ -1,8 +1,10 @@
-"""A slow copy of a network, for targets that do not run away from themselves."""
+"""Networks that do not learn: slow copies for targets, and networks that gradients only pass through."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,3 +75,16 @@ class _Followed:
         self.parameters: list[Tensor] = list(copied.parameters())
         self.their_parameters: list[Tensor] = list(module.parameters())
         self.buffers, self.their_buffers = list(copied.buffers()), list(module.buffers())
+
+
+@contextmanager
+def frozen(*modules: nn.Module) -> Iterator[None]:
+    """Inside, gradients pass through these modules but not into them."""
+    learning = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)

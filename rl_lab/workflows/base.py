@@ -14,6 +14,7 @@ from rl_lab.types import (
     Batch,
     CollectResult,
     ConfigError,
+    LossOutput,
     Metrics,
     Phase,
     PolicyStep,
@@ -77,6 +78,15 @@ class Workflow(ABC):
             return PolicyStep(action=acting.sample(time_step.num_envs, device=time_step.reward.device, mask=mask))
 
         return act_alone
+
+    def gradient_step(
+        self, optimizer: Any, loss: LossOutput, scales: Mapping[str, float | Tensor] | None = None, *, name: str = ""
+    ) -> Metrics:
+        """Scale and sum the terms, take one step at the prepared learning rate, and name what happened: `loss/<term>`,
+        the loss's own metrics, and what the optimizer reports (under `name`, where there are several)."""
+        terms = {f"loss/{term}": value.detach() for term, value in loss.terms.items()}
+        taken = optimizer.apply(loss.total(scales or dict.fromkeys(loss.terms, 1.0)))
+        return {**terms, **loss.metrics, **named(taken, name)}
 
     def enter_phase(self, phase: Phase) -> None:
         """Freeze what the phase freezes and let everything else learn."""
@@ -167,20 +177,20 @@ def checked_scales(scales: Mapping[str, Scale], *, algorithm: str, terms: tuple[
     return dict(scales)
 
 
-def checked_share(name: str, value: float) -> float:
+def checked_fraction(name: str, value: float) -> float:
     """A number from 0 to 1, such as a discount; anything else would diverge quietly."""
     if not 0.0 <= value <= 1.0:
         raise ConfigError(f"algorithm.{name} is {value}: write a number from 0 to 1.")
     return value
 
 
-def checked_shares(name: str, number: float | Schedule) -> float | Schedule:
-    """A share, or a schedule between two of them."""
+def checked_fractions(name: str, number: float | Schedule) -> float | Schedule:
+    """A number from 0 to 1, or a schedule between two of them."""
     if isinstance(number, Schedule):
-        checked_share(name, number.start)
-        checked_share(name, number.start if number.end is None else number.end)
+        checked_fraction(name, number.start)
+        checked_fraction(name, number.start if number.end is None else number.end)
         return number
-    return checked_share(name, number)
+    return checked_fraction(name, number)
 
 
 def named(taken: Metrics, optimizer: str = "") -> Metrics:

@@ -1,7 +1,7 @@
 """Deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236) and what Rainbow (Hessel et al. 2018,
 arXiv:1710.02298) adds to it, each by a switch of its own:
 
-    double         algorithm.double              the online network chooses the next action, the target one judges
+    double         algorithm.double              the online network chooses the next action, the target one values it
     n-step         algorithm.n_step              n rewards, then the value of the row after them
     dueling        components.q_values.dueling   state value and advantages apart
     distributional q_values=categorical          the distribution of returns (C51); q_values=quantile: its quantiles
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.heads.tables import allowed_values
 from rl_lab.components.returns.transitions import transition_and_following
-from rl_lab.kernels.q_loss import PlainValues
+from rl_lab.kernels.door import fast_path
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import (
@@ -36,7 +36,7 @@ from rl_lab.types import (
     Progress,
     TimeStep,
 )
-from rl_lab.workflows.base import Mode, Workflow, checked_share, checked_shares, named
+from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_fractions, named
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -88,10 +88,10 @@ class DQN(Workflow):
             raise ConfigError(f"algorithm.n_step is {n_step}: write a whole number of at least 1.")
         if reward_clip is not None and not reward_clip > 0:
             raise ConfigError(f"algorithm.reward_clip is {reward_clip:g}: write a number above 0, or null for none.")
-        self.discount = checked_share("discount", discount)
+        self.discount = checked_fraction("discount", discount)
         self.n_step = n_step
         self.double = double
-        self.epsilon = checked_shares("epsilon", epsilon)
+        self.epsilon = checked_fractions("epsilon", epsilon)
         self.target_every, self.target_rate = target_every, target_rate
         self.reward_clip = reward_clip
         self._acting_epsilon = value_at(self.epsilon, Progress())  # set anew by every collection, so never saved
@@ -103,8 +103,6 @@ class DQN(Workflow):
         self.head: Head = head
         self.network = nn.Sequential(encoder, head)
         self.target = TargetNetwork(self.network, rate=self.target_rate, every=self.target_every)
-        _, slow_head = self.target.module.children()
-        self.plain = PlainValues(encoder, head, slow_head)
         context.components.add("target", self.target)
         self.optimizer = context.optimizers.require("controller")
         self.observation_keys = tuple(context.spec.observation)
@@ -143,21 +141,15 @@ class DQN(Workflow):
     def learn(self, batch: Batch, numbers: Batch) -> Batch:
         """The whole of an update that a CUDA graph may repeat: everything but the target network's turn."""
         with self.context.runtime.autocast():
-            plain = self.plain.loss(batch, discount=self.discount, reward_clip=self.reward_clip, double=self.double)
-        if plain is not None:  # plain networks on CPUs: the loss comes with its gradients
-            taken = self.optimizer.apply_known(*plain.known)
-            told = {"controller/value_mean": plain.value_mean, "loss/value": plain.loss}
-            return {"priority": plain.priority, **told, **named(taken)}
-        with self.context.runtime.autocast():
             loss = self.loss(batch)
-        taken = self.optimizer.apply(loss.terms["value"])
-        return {**loss.aux, **loss.metrics, **named(taken), "loss/value": loss.terms["value"].detach()}
+        return {**self.gradient_step(self.optimizer, loss), **loss.aux}
 
+    @fast_path("rl_lab.kernels.cpu_losses:DQN_LOSS")
     def loss(self, batch: Batch) -> LossOutput:
         transition, following = self.transitions(batch)
         output = self.network({key: batch[key][:, 0] for key in self.observation_keys}).float()
 
-        # The target: the online network (double) or the target network itself chooses, the target network judges.
+        # The target: the online network (double) or the target network itself chooses, the target network values it.
         next_output = self.target(following).float()  # its parameters want no gradient, so it leaves no graph
         with torch.no_grad():
             chooser = self.network(following).float() if self.double else next_output

@@ -27,7 +27,7 @@ from rl_lab.components.world_model.rssm import Decisions
 from rl_lab.training.schedules import Schedule
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, checked_scales, checked_share, named
+from rl_lab.workflows.base import Mode, checked_fraction, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
 from rl_lab.workflows.latent_states import LatentStateWorkflow, Network
 
@@ -61,7 +61,7 @@ class Dreamer(LatentStateWorkflow):
         free_nats_on_average: bool = False,
         exploration_noise: float = 0.0,
         sample_in_evaluations: bool = False,
-        policy_gradient: Literal["reinforce", "dynamics", "both", "auto"] = "reinforce",
+        policy_gradient: Literal["reinforce", "dynamics", "advantage", "both", "auto"] = "reinforce",
         dynamics_fraction: float = 0.1,
         slow_critic_rate: float = 0.02,
         slow_critic_every: int = 1,
@@ -78,11 +78,11 @@ class Dreamer(LatentStateWorkflow):
                 f"algorithm.free_nats is {free_nats}, slow_regularizer is {slow_regularizer} and exploration_noise is "
                 f"{exploration_noise}: write numbers from 0."
             )
-        self.discount = checked_share("discount", discount)
-        self.lambda_ = checked_share("lambda_", lambda_)
+        self.discount = checked_fraction("discount", discount)
+        self.lambda_ = checked_fraction("lambda_", lambda_)
         self.horizon, self.dream_last = horizon, dream_last
         self.free_nats, self.policy_gradient = free_nats, policy_gradient
-        self.dynamics_fraction = checked_share("dynamics_fraction", dynamics_fraction)
+        self.dynamics_fraction = checked_fraction("dynamics_fraction", dynamics_fraction)
         self.free_nats_on_average, self.exploration_noise = free_nats_on_average, exploration_noise
         self.sample_in_evaluations = sample_in_evaluations
         self.slow_critic_rate, self.slow_critic_every = slow_critic_rate, slow_critic_every
@@ -237,7 +237,7 @@ class Dreamer(LatentStateWorkflow):
             returns = lambda_return(*steps, discount=1.0, lambda_=self.lambda_)  # [N, H]
             self.return_scale.update(returns)
             scale = self.return_scale.scale()
-            advantage = ((returns - bootstrap[:, :-1]) / scale).detach()
+            advantage = (returns - bootstrap[:, :-1]) / scale
             objective = self.policy_objective(policy, dream["action"], advantage, returns / scale)
             weight = continues.detach().cumprod(dim=1)[:, :-1]
             entropy = policy.entropy()
@@ -250,7 +250,7 @@ class Dreamer(LatentStateWorkflow):
         metrics = {
             "controller/entropy": entropy.detach().mean(),
             "controller/value_mean": bootstrap.detach().mean(),
-            "controller/advantage_std": advantage.std(),
+            "controller/advantage_std": advantage.detach().std(),
             "controller/imagined_reward": dream["reward"][:, 1:].detach().mean(),
             "controller/imagined_return": returns.detach().mean(),
             "controller/return_scale": scale,
@@ -258,13 +258,15 @@ class Dreamer(LatentStateWorkflow):
         return LossOutput(terms, metrics)
 
     def policy_objective(self, policy: Any, action: Tensor, advantage: Tensor, returns: Tensor) -> Tensor:
-        """What the actor maximises `[N, H]`: likelier good actions, returns as the model sees them, or some of each.
+        """What the actor maximises `[N, H]`: likelier good actions, or returns or advantages through the model.
 
-        V2 mixes a tenth of the latter in (danijar/dreamerv2, agent.py: actor_grad both, actor_grad_mix).
+        V2 mixes a tenth of the returns in (danijar/dreamerv2, agent.py: actor_grad both, actor_grad_mix). An advantage
+        also passes the gradient of its baseline, so that an action is not credited again with the returns of later
+        steps (danijar/dreamerv3 at 8fa35f8, agent.py: actor_grad_cont backprop).
         """
-        if self.policy_gradient == "dynamics":
-            return returns
-        likelier = policy.log_prob(action.detach()) * advantage
+        if self.policy_gradient in ("dynamics", "advantage"):
+            return returns if self.policy_gradient == "dynamics" else advantage
+        likelier = policy.log_prob(action.detach()) * advantage.detach()
         return likelier if self.policy_gradient == "reinforce" else likelier.lerp(returns, self.dynamics_fraction)
 
     def dream(self, start: Batch, through_model: bool) -> Batch:

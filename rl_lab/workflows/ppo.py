@@ -14,16 +14,15 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from rl_lab.components.heads.actor_critic import act_and_judge
 from rl_lab.components.returns.returns import lambda_return
 from rl_lab.components.returns.statistics import mean, standardize
-from rl_lab.kernels.surrogate import actor_critic_loss
+from rl_lab.kernels.door import fast_path
 from rl_lab.training.schedules import Schedule, never_negative, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, Workflow, checked_scales, checked_share, named
+from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
 
-ROWS_AT_ONCE = 8192  # rows judged in one pass: bounds the memory that images take
+ROWS_AT_ONCE = 8192  # rows evaluated in one pass: bounds the memory that images take
 
 
 class Encoder(Protocol):
@@ -77,8 +76,8 @@ class PPO(Workflow):
                 "algorithm.minibatch_size is 1, and the advantage of a single sample cannot be normalised: write at "
                 "least 2, or `algorithm.advantage_normalization: batch`."
             )
-        self.discount = checked_share("discount", discount)
-        self.gae_lambda = checked_share("gae_lambda", gae_lambda)
+        self.discount = checked_fraction("discount", discount)
+        self.gae_lambda = checked_fraction("gae_lambda", gae_lambda)
         self.clip_range = never_negative(clip_range, "algorithm.clip_range")
         self.value_clip_range = value_clip_range and never_negative(value_clip_range, "algorithm.value_clip_range")
         self.epochs = epochs
@@ -128,12 +127,14 @@ class PPO(Workflow):
         if bool(batch["is_last"][:, :-1].all()):
             return {}  # every row was an episode's last: nothing was decided, so nothing can be learnt
         samples, metrics = self.prepare(batch)
-        limits = {
+        limits: dict[str, Any] = {
             "clip_range": value_at(self.clip_range, phase.progress),
             "value_clip_range": None
             if self.value_clip_range is None
             else value_at(self.value_clip_range, phase.progress),
         }
+        metrics |= named(self.optimizer.prepare(phase.progress))
+        scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
         steps: list[Metrics] = []
         minibatches: list[Batch] = []
         epochs_done, gradient_steps = 0, 0
@@ -142,7 +143,9 @@ class PPO(Workflow):
             if len(minibatches) != 1:  # a single one is the same in every epoch
                 minibatches = list(self.minibatches(samples))
             for minibatch in minibatches:
-                taken = self.gradient_step(minibatch, limits, phase, with_metrics=is_watched)
+                with self.context.runtime.autocast():
+                    loss = self.loss(minibatch, **limits, with_metrics=is_watched)
+                taken = self.gradient_step(self.optimizer, loss, scales)
                 gradient_steps += 1
                 if is_watched:
                     steps.append(taken)
@@ -158,24 +161,11 @@ class PPO(Workflow):
             "train/clip_range": limits["clip_range"],
         }
 
-    def gradient_step(
-        self, minibatch: Batch, limits: Mapping[str, Any], phase: Phase, *, with_metrics: bool
-    ) -> Metrics:
-        """One change of the parameters. Its graph ends with it, so that the next one finds the memory warm."""
-        with self.context.runtime.autocast():
-            loss = self.loss(minibatch, **limits, with_metrics=with_metrics)
-        scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
-        taken = self.optimizer.step(loss.total(scales), phase.progress)
-        if not with_metrics:
-            return {}
-        terms = {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
-        return {**terms, **loss.metrics, **named(taken)}
-
     def loss(
         self, sample: Batch, *, clip_range: float, value_clip_range: float | None, with_metrics: bool = True
     ) -> LossOutput:
         features, critic_features = self.features(sample)
-        losses = actor_critic_loss(
+        terms = ppo_loss(
             self.actor,
             self.critic,
             features,
@@ -183,18 +173,15 @@ class PPO(Workflow):
             critic_features=critic_features,
             clip_range=clip_range,
             value_clip_range=value_clip_range,
-            wants_entropy=with_metrics or self.loss_scales["entropy"] != 0.0,
-            learns_entropy=self.loss_scales["entropy"] != 0.0,
         )
-        terms = {"policy": losses.policy, "value": losses.value, "entropy": losses.entropy}
+        log_prob = terms.pop("log_prob")
         if not with_metrics:
             return LossOutput(terms)
-        valid = sample.get("valid")  # None: every sample counts
         with torch.no_grad():
-            log_ratio = losses.log_prob - sample["log_prob"]
-            ratio = log_ratio.exp()
+            log_ratio = log_prob - sample["log_prob"]
+            ratio, valid = log_ratio.exp(), sample.get("valid")  # None: every sample counts
             metrics = {
-                "controller/entropy": -losses.entropy.detach(),
+                "controller/entropy": -terms["entropy"].detach(),
                 "controller/approx_kl": mean(ratio - 1.0 - log_ratio, valid),  # k3 of joschu.net/blog/kl-approx.html
                 "controller/clip_fraction": mean(((ratio - 1.0).abs() > clip_range).float(), valid),
             }
@@ -204,9 +191,7 @@ class PPO(Workflow):
         """Policy and value of the samples, `[M]`, or `[n, T]` sequences where there is memory."""
         features, critic_features = self.features(sample)
         mask = sample.get("action_mask")
-        if critic_features is None:
-            return act_and_judge(self.actor, self.critic, features, mask)
-        return self.actor(features, mask), self.critic(critic_features)
+        return self.actor(features, mask), self.critic(features if critic_features is None else critic_features)
 
     def features(self, sample: Batch) -> tuple[Tensor, Tensor | None]:
         """What the actor reads, and what the critic reads where that is something else."""
@@ -224,7 +209,7 @@ class PPO(Workflow):
         sample     action, log_prob, value    pending: observation only, its value bootstraps
         valid      where ~is_last             the answer to an episode's last row moved nothing
         """
-        log_prob, value = self.judge(batch)  # [N, T+1] each
+        log_prob, value = self.evaluate_actions(batch)  # [N, T+1] each
         self.reward_normalizer.update(batch["reward"][:, 1:], batch["is_first"][:, 1:])  # row 0 was counted before
         reward = self.reward_normalizer(batch["reward"])
         returns = lambda_return(
@@ -252,7 +237,7 @@ class PPO(Workflow):
         }
         return samples, metrics
 
-    def judge(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def evaluate_actions(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probability of each action taken and value of each row, `[N, T+1]`, under the parameters that acted.
 
         They have not changed since, so one pass over the rollout replaces a critic call per time step.
@@ -294,3 +279,39 @@ def only_valid(samples: Batch, valid: Tensor) -> Batch:
     if len(indices) == valid.numel():
         return flat
     return {key: rows.index_select(0, indices) for key, rows in flat.items()}
+
+
+@fast_path("rl_lab.kernels.cpu_losses:PPO_LOSS")
+def ppo_loss(
+    actor: Actor,
+    critic: Critic,
+    features: Tensor,
+    sample: Batch,
+    *,
+    critic_features: Tensor | None = None,
+    clip_range: float,
+    value_clip_range: float | None = None,
+) -> dict[str, Tensor]:
+    """Equation 9 of the paper as three terms to minimise, and `log_prob [...]` of the actions, without gradient.
+
+    `sample` has action, log_prob, advantage, return, value and, where not every sample counts, valid. The critic reads
+    `critic_features` where it has its own. With a `value_clip_range` the larger of two errors counts: that of the
+    value, and that of the value kept near its old one.
+    """
+    valid = sample.get("valid")
+    policy = actor(features, sample.get("action_mask"))
+    value = critic(features if critic_features is None else critic_features)
+    log_prob = policy.log_prob(sample["action"])
+    ratio = (log_prob - sample["log_prob"]).exp()
+    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    surrogate = torch.minimum(ratio * sample["advantage"], clipped * sample["advantage"])
+    error = (value - sample["return"]).square()
+    if value_clip_range is not None:
+        near = sample["value"] + (value - sample["value"]).clamp(-value_clip_range, value_clip_range)
+        error = torch.maximum(error, (near - sample["return"]).square())
+    return {
+        "policy": -mean(surrogate, valid),
+        "value": mean(error, valid),
+        "entropy": -mean(policy.entropy(), valid),
+        "log_prob": log_prob.detach(),
+    }

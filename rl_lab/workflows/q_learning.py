@@ -17,7 +17,7 @@ from torch import Tensor
 from rl_lab.components.heads.tables import allowed_values, draw, epsilon_greedy
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, CollectResult, Metrics, Phase, PolicyStep, Progress, TimeStep
-from rl_lab.workflows.base import Mode, Workflow, checked_share, checked_shares
+from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_fractions
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -49,9 +49,9 @@ class TabularQ(Workflow):
         epsilon: float | Schedule = 0.1,
     ) -> None:
         self.target = target
-        self.discount = checked_share("discount", discount)
-        self.learning_rate = checked_shares("learning_rate", learning_rate)
-        self.epsilon = checked_shares("epsilon", epsilon)
+        self.discount = checked_fraction("discount", discount)
+        self.learning_rate = checked_fractions("learning_rate", learning_rate)
+        self.epsilon = checked_fractions("epsilon", epsilon)
         self._acting_epsilon = value_at(self.epsilon, Progress())  # set anew by every collection, so never saved
 
     def initialize(self, context: WorkflowContext) -> None:

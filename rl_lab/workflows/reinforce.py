@@ -17,7 +17,7 @@ from rl_lab.components.returns.returns import episode_return, lambda_return
 from rl_lab.components.returns.statistics import mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, Workflow, checked_scales, checked_share, named
+from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -50,7 +50,7 @@ class Reinforce(Workflow):
         standardize_targets: bool = True,
         loss_scales: Mapping[str, float | Schedule],
     ) -> None:
-        self.discount = checked_share("discount", discount)
+        self.discount = checked_fraction("discount", discount)
         self.returns = returns
         self.target = target
         self.standardize_targets = standardize_targets
@@ -77,11 +77,10 @@ class Reinforce(Workflow):
         scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
         if self.critic is None:
             scales.pop("value", None)
+        rate = named(self.optimizer.prepare(phase.progress))
         with self.context.runtime.autocast():
             loss = self.loss(batch)
-        taken = self.optimizer.step(loss.total(scales), phase.progress)
-        terms = {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
-        return {**terms, **loss.metrics, **named(taken), "train/gradient_steps": 1}
+        return {**rate, **self.gradient_step(self.optimizer, loss, scales), "train/gradient_steps": 1}
 
     def loss(self, batch: Batch) -> LossOutput:
         """

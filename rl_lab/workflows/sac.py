@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.returns.transitions import transition_and_following
-from rl_lab.kernels.soft_losses import critic_loss, decide, policy_loss, temperature_loss
-from rl_lab.training.target_network import TargetNetwork
-from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Mode, Workflow, checked_share, named
+from rl_lab.kernels.door import fast_path
+from rl_lab.training.target_network import TargetNetwork, frozen
+from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
+from rl_lab.workflows.base import Mode, Workflow, checked_fraction, named
 from rl_lab.workflows.context import WorkflowContext
 
 
@@ -34,16 +34,16 @@ class Actor(Protocol):
     def __call__(self, features: Tensor, mask: Tensor | None = None) -> Any:
         """Features `[B, F]` to a distribution with sample and mode."""
 
-    def decide(self, now: Tensor, later: Tensor, mask: Tensor | None, later_mask: Tensor | None) -> tuple[Any, Any]:
-        """Policies of both rows of a transition for `Critic.expect`: the first with gradients, the second without."""
+    def noise(self, features: Tensor) -> Tensor:
+        """For one draw per row."""
 
 
 class Critic(Protocol):
     def __call__(self, features: Tensor, action: Tensor) -> Tensor:
         """Values `[2, B]` of the actions taken."""
 
-    def expect(self, features: Tensor, policy: Any) -> tuple[Tensor, Tensor]:
-        """E[min Q] under the policy and the policy's entropy, `[B]` each; gradients reach the policy only."""
+    def expect(self, features: Tensor, policy: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """E[min Q] under the policy and the policy's entropy, `[B]` each."""
 
 
 class Temperature(Protocol):
@@ -65,7 +65,7 @@ class SAC(Workflow):
         for name, value in (("n_step", n_step), ("policy_every", policy_every)):
             if value < 1:
                 raise ConfigError(f"algorithm.{name} is {value}: write a whole number of at least 1.")
-        self.discount = checked_share("discount", discount)
+        self.discount = checked_fraction("discount", discount)
         self.n_step = n_step
         self.target_rate = target_rate
         self.policy_every = policy_every
@@ -118,53 +118,43 @@ class SAC(Workflow):
     def learn(self, batch: Batch, numbers: Batch, *, with_policy: bool) -> Batch:
         """Rows `[B, n+1]` to new parameters: critics, then actor and temperature, then the slow copies."""
         now, later, outcome = self.transition(batch)
-        temperature = self.temperature().detach()
-
-        # Critics: towards the reward and the soft value of where it led, judged by their slow copies.
+        temperature, mask = self.temperature().detach(), now.get("action_mask")
         with self.context.runtime.autocast():
             features = self.encoder(now)
-            policy, next_value = self.decide(features.detach(), now, later, temperature)
-            target = torch.addcmul(outcome["reward"], outcome["discount"], next_value)  # [B]
-            found = critic_loss(self.critic, features, batch["action"][:, 0], target, batch.get("weight"))
-        metrics = {"loss/critic": found.loss.detach(), "controller/value_mean": target.mean()}
-        metrics |= self.change("critic", found.loss, found.known)
+            noise = self.actor.noise(features)
+            target = outcome["reward"] + outcome["discount"] * self.soft_value(later, temperature)  # [B]
+            error, values = critic_loss(self.critic, features, batch["action"][:, 0], target, batch.get("weight"))
+        loss = LossOutput({"critic": error}, {"controller/value_mean": target.mean()})
+        metrics = self.gradient_step(self.optimizers["critic"], loss, name="critic")
         if "weight" in batch:
-            metrics["priority"] = (found.values - target).abs().mean(dim=0)
-
+            metrics["priority"] = (values - target).abs().mean(dim=0)
         if with_policy:
-            metrics |= self.improve(features.detach(), policy, now.get("action_mask"), temperature)
+            metrics |= self.improve_policy(features.detach(), noise, temperature, mask)
         self.slow_critic.move_towards(self.critic)  # type: ignore[arg-type]
         if self.slow_encoder is not None:
             self.slow_encoder.move_towards(self.encoder)  # type: ignore[arg-type]
         return metrics
 
-    def decide(self, features: Tensor, now: Batch, later: Batch, temperature: Tensor) -> tuple[Any, Tensor]:
-        """The policy in the rows now, with gradients, and V_slow(s') `[B]`, without."""
-        with torch.no_grad():
-            next_features = self.encoder(later)
-        masks = now.get("action_mask"), later.get("action_mask")
-        policy, next_policy = decide(self.actor, self.critic, features, next_features, *masks)
-        with torch.no_grad():
-            judged = next_features if self.slow_encoder is None else self.slow_encoder(later)
-            value, entropy = self.slow_critic.module.expect(judged, next_policy)  # type: ignore[operator]
-            return policy, torch.addcmul(value, temperature, entropy)
+    @torch.no_grad()
+    def soft_value(self, observation: Batch, temperature: Tensor) -> Tensor:
+        """V_slow(s') `[B]`: the policy's actions, valued by the slow critics."""
+        features = self.encoder(observation)
+        policy, noise = self.actor(features, observation.get("action_mask")), self.actor.noise(features)
+        valued = features if self.slow_encoder is None else self.slow_encoder(observation)
+        value, entropy = self.slow_critic.module.expect(valued, policy, noise)  # type: ignore[operator]
+        return value + temperature * entropy
 
-    def improve(self, features: Tensor, policy: Any, mask: Tensor | None, temperature: Tensor) -> Metrics:
+    def improve_policy(self, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None) -> Metrics:
         """The actor towards more soft value, the temperature towards the entropy asked for."""
         with self.context.runtime.autocast():
-            found = policy_loss(self.critic, features, policy, temperature)
-        metrics = {"loss/policy": found.loss.detach(), "controller/entropy": found.entropy}
-        metrics |= {"controller/temperature": temperature, **self.change("actor", found.loss, found.known)}
+            value, entropy = policy_loss(self.actor, self.critic, features, noise, temperature, mask)
+        seen = {"controller/entropy": entropy, "controller/temperature": temperature}
+        metrics = self.gradient_step(self.optimizers["actor"], LossOutput({"policy": value}, seen), name="actor")
         if "temperature" in self.optimizers:
-            loss, known = temperature_loss(self.temperature, found.entropy, mask)
-            metrics["loss/temperature"] = loss.detach()
-            self.change("temperature", loss, known)
+            loss = LossOutput({"temperature": self.temperature.loss(entropy, mask)})
+            taken = self.gradient_step(self.optimizers["temperature"], loss)
+            metrics["loss/temperature"] = taken["loss/temperature"]
         return metrics
-
-    def change(self, part: str, loss: Tensor, known: Any) -> Metrics:
-        """Let a part learn from its loss, whose gradients may be known already."""
-        optimizer = self.optimizers[part]
-        return named(optimizer.apply(loss) if known is None else optimizer.apply_known(*known), part)
 
     def transition(self, batch: Batch) -> tuple[Batch, Batch, Batch]:
         """What was seen, what was seen n agent steps later, and `reward` and `discount [B]` in between.
@@ -180,3 +170,24 @@ class SAC(Workflow):
         """Observations as the networks see them while learning: shifted at random, then normalised."""
         shifted = observation if self.augmentation is None else self.augmentation(observation)
         return self.observation_normalizer(shifted)
+
+
+@fast_path("rl_lab.kernels.cpu_losses:SAC_CRITIC_LOSS")
+def critic_loss(
+    critic: Critic, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """J_Q (as a mean over the critics), and their values `[2, B]` without gradient; target and weight are `[B]`."""
+    values = critic(features, action).float()
+    error = (values - target).square()
+    return (error if weight is None else error * weight).mean(), values.detach()
+
+
+@fast_path("rl_lab.kernels.cpu_losses:SAC_POLICY_LOSS")
+def policy_loss(
+    actor: Actor, critic: Critic, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """J_policy, and the policy's mean entropy without gradient. No gradient reaches the critics."""
+    assert isinstance(critic, nn.Module)
+    with frozen(critic):
+        value, entropy = critic.expect(features, actor(features, mask), noise)
+        return -(value + temperature * entropy).mean(), entropy.detach().mean()

@@ -135,8 +135,8 @@ def test_priorities_take_memory_wherever_the_rows_lie(tmp_path: Path, monkeypatc
     settings = {"num_envs": 2, "capacity_rows": 100_000, "storage": "disk", "directory": str(tmp_path / "replay")}
     buffer = PrioritizedReplayBuffer(**settings)
     assert buffer.memory_bytes(SPEC) == ReplayBuffer(**settings).memory_bytes(SPEC), "on the disk there are none"
-    told = predict({"mine": buffer}, SPEC)
-    assert "Replay 'mine (priorities)' will take 1.7 MB of memory: 100,000 rows of 18 bytes" in told[1]
+    sentences = predict({"mine": buffer}, SPEC)
+    assert "Replay 'mine (priorities)' will take 1.7 MB of memory: 100,000 rows of 18 bytes" in sentences[1]
     monkeypatch.setattr(budget, "free_memory_bytes", lambda: 1_000_000)
     with pytest.raises(ConfigError) as refusal:
         predict({"mine": buffer}, SPEC)

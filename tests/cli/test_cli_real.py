@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from rl_lab.cli.main import main
+from rl_lab.runs.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,11 @@ def test_a_finished_run_is_not_resumed(rl: Any, runs_dir: Path) -> None:
         (["CartPole-v1:pppo"], "Did you mean 'ppo'?"),
         (["environment.id=CartPole-v0123"], "CartPole-v0123"),
         (["algorithm.epochs=many"], "many"),
+        (["plugins=3"], "plugins is 3: write a list of packages, such as [my_package]."),
+        (["training=3"], "training is 3: it is a block of settings"),
+        (["training.phases=3"], "training.phases is 3. Allowed: a list"),
         (["seed=1,2"], "Add -m"),
+        (["-m", "seed=range(0)"], "seed=range(0) names no value at all, so there is nothing to train."),
         (["--config-dir", "nowhere"], "nowhere"),
     ],
 )
@@ -75,6 +81,36 @@ def test_config_commands_speak_of_the_shipped_experiments(rl: Any, runs_dir: Pat
     assert "set in" in rl("config", "explain", "algorithm.clip_range").out
     differing = json.loads(rl("config", "diff", "a", "ppo_cartpole", "--json", "--runs-dir", runs_dir).out)
     assert differing["training.limit_cycles"] == {"a": 3, "b": None}
+
+
+def test_closing_the_terminal_saves_the_run(tmp_path: Path) -> None:
+    words = ["-m", "rl_lab", "train", "ppo_cartpole", "--run-id", "t", "--runs-dir", str(tmp_path)]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, *words, "training.phases.train.duration_steps=100000000"])
+    metrics = tmp_path / "t" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        os.read(terminal, 65536)  # a display that nobody reads would block
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    assert RunDirectory.open(tmp_path / "t").read_status()["state"] == "interrupted"
+    assert (tmp_path / "t" / "checkpoints" / "latest").is_dir()
+
+
+def test_killing_the_parent_of_a_sweep_ends_no_training(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rl_lab", "train", "-m", "seed=0", "--run-id", "s", "preset=debug"]
+    command += ["--runs-dir", str(tmp_path), "training.limit_cycles=20"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    run = tmp_path / "s"
+    while not (run / "status.json").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    while (state := RunDirectory(run).read_status()["state"]) == "running":
+        time.sleep(0.05)
+    assert state == "finished"
 
 
 @pytest.mark.slow

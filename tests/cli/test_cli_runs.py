@@ -11,14 +11,15 @@ from cli_fakes import Calls
 
 from rl_lab.cli.show import sparkline
 from rl_lab.runs.manifest import collect_manifest
-from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.run_directory import RunDirectory, first_files
 
 
 def make_run(runs_dir: Path, run_id: str, *, state: str = "finished", score: float | None = 500.0) -> RunDirectory:
-    run = RunDirectory.create(runs_dir, run_id=run_id, name="ppo_cartpole", seed=7)
-    run.write_config("seed: 7\nalgorithm: {discount: 0.98}\n")
-    settings = {"config_text": "seed: 7\n", "seed": 7, "name": "ppo_cartpole"}
-    run.write_manifest(collect_manifest(**settings, algorithm="PPO", environment_id="CartPole-v1"))
+    text = "seed: 7\nalgorithm: {discount: 0.98}\n"
+    settings = {"config_text": text, "seed": 7, "name": "ppo_cartpole"}
+    manifest = collect_manifest(**settings, algorithm="PPO", environment_id="CartPole-v1")
+    files = first_files(config_text=text, overrides=[], manifest=manifest, tags=[])
+    run = RunDirectory.create(runs_dir, run_id=run_id, name="ppo_cartpole", seed=7, files=files)
     run.write_status(state, counts={"agent_steps": 20480, "updates": 10}, wall_s=75.0, best_score=score)
     rows = [{"agent_steps": step, "collect/episode_return_mean": 5.0 * step} for step in range(1, 101)]
     rows.append({"agent_steps": 101, "collect/episode_return_mean": float("nan"), "eval/episode_return_mean": 500.0})
@@ -126,8 +127,15 @@ def noisy_scores(*_: Any, **__: Any) -> dict[str, float]:
 def test_evaluate_passes_everything_on(rl: Any, fake: Any, runs_dir: Path) -> None:
     api = fake("api", evaluate=Calls(SCORES))
     words = ("--episodes", "20", "--checkpoint", "best", "--seed", "3", "--video", "v.mp4", "--runs-dir", runs_dir)
+    words += ("--trust", "my_package", "--trust", "other")
     answer = rl("evaluate", "@last", *words)
-    settings = {"episodes": 20, "checkpoint": "best", "seed": 3, "video": Path("v.mp4")}
+    settings = {
+        "episodes": 20,
+        "checkpoint": "best",
+        "seed": 3,
+        "video": Path("v.mp4"),
+        "trust": ["my_package", "other"],
+    }
     assert api.evaluate.seen == [((runs_dir / "third",), settings)]
     assert "eval/episode_return_mean  497.5" in answer.out and "v.mp4" in answer.out
 
@@ -157,3 +165,22 @@ def test_play_says_where_the_video_lies(rl: Any, fake: Any) -> None:
 def test_play_in_a_window_prints_nothing(rl: Any, fake: Any) -> None:
     fake("api", play=Calls(None))
     assert rl("play", "@last").out == ""
+
+
+def test_stored_texts_cannot_steer_the_terminal(rl: Any, runs_dir: Path) -> None:
+    evil = "\x1b]0;owned\x07\x9b2J\u202e"
+    run = RunDirectory.open(runs_dir / "second")
+    words = {"name": evil, "algorithm": evil, "environment_id": f"a\n{evil}", "command_line": evil}
+    run.write_manifest(run.read_manifest() | words)
+    run.write_status("failed", message=evil)
+    run.write_tags([evil], evil)
+    (runs_dir / "second").rename(runs_dir / f"evil{evil}")
+    (runs_dir / "first" / "manifest.json").write_text(json.dumps({"config_schema_version": evil}))
+    for command in (["list"], ["list", "-q"], ["list", "--json"], ["show", "evil"], ["show", "evil", "--json"]):
+        answer = rl(*command, "--runs-dir", runs_dir)
+        assert answer.code == 0
+        assert "\\u001b]0;owned\\u0007\\u009b2J\\u202e" in answer.out
+        assert all(each.isprintable() or each == "\n" for each in answer.out + answer.err)
+    refused = rl("show", "first", "--runs-dir", runs_dir)
+    assert refused.code == 1 and "\x1b" not in refused.err
+    assert "\x1b" not in rl("show", f"none{evil}", "--runs-dir", runs_dir).err

@@ -12,14 +12,7 @@ from cli_fakes import Calls
 from rl_lab.cli.parsing import split_words
 from rl_lab.types import ConfigError
 
-
-def a_run(state: str = "finished", signal_number: int | None = None) -> SimpleNamespace:
-    return SimpleNamespace(
-        id="r1",
-        path=Path("runs/r1"),
-        signal_number=signal_number,
-        status={"state": state, "message": "Continue with `rl-lab resume r1`." if state == "interrupted" else ""},
-    )
+RUN = SimpleNamespace(id="r1", path=Path("runs/r1"), status={"state": "finished", "message": ""})
 
 
 def split_sweep(overrides: list[str]) -> list[list[str]]:
@@ -41,7 +34,7 @@ def below(fake: Any) -> SimpleNamespace:
         compose=Calls(lambda name, overrides, config_dir: {"name": name, "overrides": list(overrides)}),
         to_yaml=lambda config: f"name: {config['name']}\noverrides: {config['overrides']}\n",
     )
-    api = fake("api", train=Calls(a_run()), resume=Calls(a_run()))
+    api = fake("api", train=Calls(RUN), resume=Calls(RUN))
     return SimpleNamespace(composition=composition, api=api)
 
 
@@ -84,31 +77,9 @@ def test_options_are_passed_on(rl: Any, below: SimpleNamespace) -> None:
     }
 
 
-@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("stopped", 0), ("interrupted", 130), ("failed", 1)])
-def test_exit_code_says_how_the_run_ended(rl: Any, below: SimpleNamespace, state: str, code: int) -> None:
-    below.api.train.answer = a_run(state)
-    assert rl("train").code == code
-
-
-@pytest.mark.parametrize(
-    ("state", "number", "code"), [("interrupted", 15, 143), ("interrupted", 2, 130), ("finished", 15, 0)]
-)
-def test_exit_code_of_an_interrupted_run_names_the_signal(
-    rl: Any, below: SimpleNamespace, state: str, number: int, code: int
-) -> None:
-    below.api.train.answer = below.api.resume.answer = a_run(state, number)
-    assert rl("train").code == rl("resume", "r1").code == code
-
-
 def test_quiet_prints_the_id_alone(rl: Any, below: SimpleNamespace) -> None:
     assert rl("train", "-q").out == "r1\n"
     assert rl("train").out == ""
-
-
-def test_quiet_still_says_how_to_go_on(rl: Any, below: SimpleNamespace) -> None:
-    below.api.train.answer = a_run("interrupted")
-    answer = rl("train", "-q")
-    assert (answer.out, answer.err) == ("r1\n", "interrupted: Continue with `rl-lab resume r1`.\n")
 
 
 def test_cfg_job_prints_the_config_and_trains_nothing(rl: Any, below: SimpleNamespace) -> None:
@@ -128,6 +99,19 @@ def test_a_sweep_without_m_says_add_m(rl: Any, below: SimpleNamespace, word: str
     assert answer.code == 2
     assert f"'{word}' asks for 3 trainings. Add -m" in answer.err
     assert below.api.train.seen == []
+
+
+def test_a_sweep_is_checked_before_it_is_trained(
+    rl: Any, fake: Any, below: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = fake("experiment.sweep_check", check_sweep=Calls())
+    trained = Calls(0)
+    monkeypatch.setattr("rl_lab.cli.multirun.train_all", trained)
+    assert rl("train", "-m", "ppo_a", "seed=0,1", "--config-dir", "mine").code == 0
+    assert checked.check_sweep.seen == [(([("ppo_a", ["seed=0"]), ("ppo_a", ["seed=1"])], Path("mine")), {})]
+    checked.check_sweep.answer = ConfigError("1 of 2 trainings cannot run")
+    assert rl("train", "-m", "seed=0,x").code == 2
+    assert len(trained.seen) == 1
 
 
 def test_two_experiments_are_refused(rl: Any, below: SimpleNamespace) -> None:
@@ -162,11 +146,10 @@ def test_split_words_keeps_values_with_equals_signs() -> None:
 
 
 def test_resume_passes_everything_on(rl: Any, below: SimpleNamespace) -> None:
-    words = ("resume", "@last", "seed=4", "--mode", "warm_start", "--runs-dir", "here", "-q")
+    words = ("resume", "@last", "seed=4", "--mode", "warm_start", "--runs-dir", "here", "--trust", "mine", "-q")
     assert rl(*words).out == "r1\n"
-    assert below.api.resume.seen == [
-        (("@last",), {"mode": "warm_start", "overrides": ["seed=4"], "runs_dir": Path("here"), "quiet": True})
-    ]
+    settings = {"mode": "warm_start", "overrides": ["seed=4"], "runs_dir": Path("here"), "trust": ["mine"]}
+    assert below.api.resume.seen == [(("@last",), {**settings, "quiet": True})]
 
 
 def test_resume_refuses_a_word_that_is_no_override(rl: Any, below: SimpleNamespace) -> None:

@@ -27,7 +27,7 @@ def test_statistics_are_of_the_latest_episodes_only() -> None:
     for reward in (100.0, 1.0, 3.0):
         tracker.track(env_rows([0], reward=reward, last=1))
         tracker.track(env_rows([0], first=1))
-    assert tracker.recent_count == 2
+    assert len(tracker.get_state()["recent"]) == 2
     assert tracker.metrics() == {
         "collect/episode_return_mean": 2.0,
         "collect/episode_return_min": 1.0,

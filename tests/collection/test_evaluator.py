@@ -1,4 +1,4 @@
-"""The evaluator: finished episodes only, as many from each environment, always from the same starting states."""
+"""The evaluator: as many episodes from each environment, those it cuts included, from the same starting states."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from rl_lab.collection.evaluator import Evaluator
-from rl_lab.environments.base import Environment
-from rl_lab.types import EnvRows, EnvSpec, PolicyStep, TimeStep
+from rl_lab.environments import Environment, make_environment
+from rl_lab.types import EnvRows, EnvSpec, Episode, PolicyStep, TimeStep
 from tests.doubles import CPU, SPEC, ScriptedEnvironment, always, counter, env_rows
 
 
@@ -34,18 +34,22 @@ def episodes_of(lengths: list[int], *, rewards: list[float]) -> list[EnvRows]:
 def test_each_environment_gives_as_many_episodes_however_short_they_are() -> None:
     """Taking whichever five end first would score 5 * 1: the short, bad episodes of environment 0."""
     environment = ScriptedEnvironment(episodes_of([1, 10], rewards=[1.0, 2.0]))
-    finished, timed_out = evaluator_of(environment).play_episodes(always(0), episodes=5)
-    assert [episode.env_index for episode in finished] == [0, 0, 0, 1, 1]
-    assert [episode.episode_return for episode in finished] == [1.0, 1.0, 1.0, 20.0, 20.0]
-    assert timed_out == 0
+    played = evaluator_of(environment).play_episodes(always(0), episodes=5)
+    assert [episode.env_index for episode in played] == [0, 0, 0, 1, 1]
+    assert [episode.episode_return for episode in played] == [1.0, 1.0, 1.0, 20.0, 20.0]
+    assert not any(episode.is_cut for episode in played)
 
 
-def test_metrics_are_over_finished_episodes() -> None:
+def test_metrics_count_the_episodes_that_a_time_limit_ended() -> None:
+    """As docs/metrics.md says: the environment's own limit, or the evaluation's, which alone cuts."""
     environment = ScriptedEnvironment(episodes_of([1, 3], rewards=[1.0, 3.0]))
+    for rows in environment.script:
+        rows.is_terminal[0] = rows.is_last[0]
     metrics = evaluator_of(environment).evaluate(always(0), episodes=2)
     assert metrics == {
         "eval/episodes": 2,
-        "eval/timed_out_episodes": 0,
+        "eval/timed_out_episodes": 1,
+        "eval/cut_episodes": 0,
         "eval/episode_return_mean": 5.0,
         "eval/episode_return_std": 4.0,
         "eval/episode_return_min": 1.0,
@@ -77,29 +81,52 @@ def test_rows_are_played_from_the_same_states_with_the_actions_that_answered_the
 
 def test_fewer_episodes_than_environments_leave_some_out() -> None:
     environment = ScriptedEnvironment(episodes_of([2, 1, 1], rewards=[1.0, 1.0, 1.0]))
-    finished, _ = evaluator_of(environment).play_episodes(always(0), episodes=1)
-    assert [episode.env_index for episode in finished] == [0]
+    played = evaluator_of(environment).play_episodes(always(0), episodes=1)
+    assert [episode.env_index for episode in played] == [0]
 
 
-def test_an_episode_that_does_not_end_is_given_up() -> None:
+def test_an_episode_that_outlives_the_time_out_counts_with_its_return_so_far() -> None:
+    """Its environment cannot be reset alone: it begins again with all others when nobody else has anything to play."""
     environment = ScriptedEnvironment(episodes_of([2, 1000], rewards=[1.0, 1.0]))
-    finished, timed_out = evaluator_of(environment, timeout_steps=10).play_episodes(always(0), episodes=4)
-    assert [episode.env_index for episode in finished] == [0, 0]
-    assert timed_out == 2
-    assert len(environment.actions) == 11
+    played = evaluator_of(environment, timeout_steps=10).play_episodes(always(0), episodes=4)
+    assert played == [
+        Episode(0, 2.0, 2, False),
+        Episode(0, 2.0, 2, False),
+        Episode(1, 10.0, 10, False, is_cut=True),
+        Episode(1, 10.0, 10, False, is_cut=True),
+    ]
+    assert (len(environment.actions), environment.resets) == (20, 2)
+
+
+def test_after_a_cut_the_next_episode_of_that_environment_counts_from_its_beginning() -> None:
+    environment = ScriptedEnvironment(episodes_of([1, 6], rewards=[1.0, 1.0]))
+    played = evaluator_of(environment, timeout_steps=4).play_episodes(always(0), episodes=14)
+    assert [episode.length for episode in played if episode.env_index == 1] == [4] * 7
+    assert [episode.length for episode in played if episode.env_index == 0] == [1] * 7
+    assert sum(episode.is_cut for episode in played) == 7
+
+
+def test_a_cut_policy_scores_by_what_it_has() -> None:
+    """CartPole that survives to 500 scored 456 from the one episode that fell before a time-out of 490."""
+    environment = ScriptedEnvironment(episodes_of([50, 50, 45], rewards=[1.0, 1.0, 1.0]))
+    metrics = evaluator_of(environment, timeout_steps=49).evaluate(always(0), episodes=3)
+    assert (metrics["eval/episodes"], metrics["eval/cut_episodes"], metrics["eval/timed_out_episodes"]) == (3, 2, 3)
+    assert metrics["eval/episode_return_mean"] == (49 + 49 + 45) / 3
+
+
+def test_a_real_survivor_is_cut_as_often_as_asked() -> None:
+    environment = make_environment(id="rl_lab/NativeCounter-v0", num_envs=3, vectorization="native")
+    played = evaluator_of(environment, timeout_steps=4).play_episodes(always(2), episodes=8)
+    assert [episode.env_index for episode in played] == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert {(episode.episode_return, episode.length, episode.is_cut) for episode in played} == {(8.0, 4, True)}
+    environment.close()
 
 
 def test_the_spec_gives_the_time_limit_and_an_episode_may_take_all_of_it() -> None:
     spec = EnvSpec(SPEC.id, SPEC.observation, SPEC.action, max_episode_steps=7)
     environment = ScriptedEnvironment(episodes_of([7], rewards=[1.0]), spec=spec)
-    finished, timed_out = evaluator_of(environment).play_episodes(always(0), episodes=2)
-    assert ([episode.length for episode in finished], timed_out) == ([7, 7], 0)
-
-
-def test_when_nothing_ended_there_is_no_score() -> None:
-    environment = ScriptedEnvironment(episodes_of([1000], rewards=[1.0]))
-    metrics = evaluator_of(environment, timeout_steps=5).evaluate(always(0), episodes=3)
-    assert metrics == {"eval/episodes": 0, "eval/timed_out_episodes": 3}
+    played = evaluator_of(environment).play_episodes(always(0), episodes=2)
+    assert [(episode.length, episode.is_cut) for episode in played] == [(7, False), (7, False)]
 
 
 def test_every_evaluation_starts_from_the_same_states() -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.components.networks.ensemble import EnsembleMLP
+from rl_lab.training.target_network import frozen
 from rl_lab.types import ConfigError
 
 
@@ -49,30 +50,14 @@ def test_an_ensemble_equals_separate_networks(activation: str, size: int, output
 def test_frozen_networks_pass_gradients_on_and_take_none() -> None:
     networks = make().float()
     features, action = torch.randn(40, 3), torch.randn(40, 2, requires_grad=True)
-    networks(features, action, frozen=True).sum().backward()
+    with frozen(networks):
+        networks(features, action).sum().backward()
     assert action.grad is not None and action.grad.abs().sum() > 0
     assert all(parameter.grad is None for parameter in networks.parameters())
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh", "elu"])
-def test_the_least_is_the_minimum_and_its_gradient_goes_through_that_network(activation: str) -> None:
-    networks = make(activation).float()
-    features, action = torch.randn(50, 3), torch.randn(50, 2, requires_grad=True)
-    with torch.no_grad():  # as many rows below zero as above
-        networks.biases[-1] -= networks(features, action).median(dim=1, keepdim=True).values
-    weight = torch.rand(50)
-    both = apart(networks, torch.cat((features, action), dim=1)).squeeze(-1)
-    assert 0 < int((both[0] < both[1]).sum()) < 50, "each network must be the least somewhere"
-    least = networks.least(features, action)
-    torch.testing.assert_close(least, both.amin(dim=0))
-    (ours,) = torch.autograd.grad((least * weight).sum(), action)
-    (theirs,) = torch.autograd.grad((both.amin(dim=0) * weight).sum(), action)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
 def test_double_precision_goes_layer_by_layer_and_agrees() -> None:
     networks, rows = make(), torch.randn(7, 5, dtype=torch.float64)
-    assert not networks.can_fuse(rows)
     torch.testing.assert_close(networks(rows), apart(networks, rows))
 
 

@@ -171,6 +171,14 @@ def test_the_recurrence_may_be_normed_by_itself() -> None:
     assert normed == {"cell.gates_norm"}
 
 
+def test_a_normed_gru_norms_the_layer_before_its_gates_too() -> None:
+    """As in the first release of DreamerV3."""
+    shared = {"input_size": 5, "action": DISCRETE, "latent": CategoricalLatent(groups=4, classes=3), "blocks": 1}
+    rssm = RSSM(**shared, recurrence="gru", deter=8, hidden=6, norm="layer", prior_layers=1)  # type: ignore[arg-type]
+    normed = {name.rsplit(".", 1)[0] for name, _ in rssm.named_parameters() if "norm" in name}
+    assert normed == {"cell.gates_norm", "cell.input.norm", "prior_stack.layers.0.norm", "posterior_layer.norm"}
+
+
 def test_what_was_nan_does_not_outlive_the_end_of_an_episode() -> None:
     model = make(CONTINUOUS)
     action = torch.zeros(2, 2, 2)

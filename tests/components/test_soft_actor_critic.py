@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.components.heads.distributions import Categorical, SquashedGaussian
-from rl_lab.components.heads.soft_actor_critic import Draw, SoftActor, Temperature, TwinCritic
+from rl_lab.components.heads.soft_actor_critic import SoftActor, Temperature, TwinCritic
 from rl_lab.components.networks.augmentation import RandomShift
 from rl_lab.types import ActionSpec, ArraySpec, ConfigError
 
@@ -40,7 +40,7 @@ def test_the_density_of_a_squashed_normal_integrates_to_one(mean: float, log_std
 def test_a_draw_knows_its_log_probability_by_the_change_of_variables() -> None:
     """log p(a) = log N(u; mean, std) - log|da/du|, with u = atanh(a) and da/du = 1 - a^2."""
     mean, log_std = torch.tensor([[0.3, -0.8]], dtype=torch.float64), torch.tensor([[-0.5, 0.2]], dtype=torch.float64)
-    action, log_prob = SquashedGaussian(mean, log_std).rsample_with_log_prob()
+    action, log_prob = SquashedGaussian(mean, log_std).rsample_with_log_prob(torch.randn_like(mean))
     expected = 0.0
     for a, m, s in zip(action[0].tolist(), mean[0].tolist(), log_std.exp()[0].tolist(), strict=True):
         u = math.atanh(a)
@@ -51,7 +51,7 @@ def test_a_draw_knows_its_log_probability_by_the_change_of_variables() -> None:
 def test_the_entropy_estimate_is_right_on_average() -> None:
     torch.manual_seed(0)
     mean, log_std = torch.full((40_000, 1), 0.5), torch.full((40_000, 1), -0.3)
-    _, log_prob = SquashedGaussian(mean, log_std).rsample_with_log_prob()
+    _, log_prob = SquashedGaussian(mean, log_std).rsample_with_log_prob(torch.randn_like(mean))
     u = 0.5 + math.exp(-0.3) * torch.linspace(-6, 6, 4001, dtype=torch.float64)
     density = torch.exp(-0.5 * ((u - 0.5) / math.exp(-0.3)) ** 2) / (math.exp(-0.3) * math.sqrt(2 * math.pi))
     entropy = -torch.trapezoid(density * (density.log() - torch.log(1 - torch.tanh(u) ** 2)), u)
@@ -60,7 +60,7 @@ def test_the_entropy_estimate_is_right_on_average() -> None:
 
 def test_a_draw_far_out_keeps_finite_numbers_and_gradients() -> None:
     mean = torch.tensor([[40.0, -40.0]], requires_grad=True)
-    action, log_prob = SquashedGaussian(mean, torch.zeros(1, 2)).rsample_with_log_prob()
+    action, log_prob = SquashedGaussian(mean, torch.zeros(1, 2)).rsample_with_log_prob(torch.randn_like(mean))
     (action.sum() + log_prob.sum()).backward()
     assert torch.isfinite(log_prob).all() and torch.isfinite(mean.grad).all()
 
@@ -76,9 +76,7 @@ def test_gradients_of_a_draw_agree_with_autograd() -> None:
         return (torch.tanh(u) * torch.tensor([1.0, -2.0])).sum() + (log_prob * torch.arange(6)).sum()
 
     (expected,) = torch.autograd.grad(by_autograd(), values)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "randn_like", lambda like: noise)
-        action, log_prob = SquashedGaussian(*values.chunk(2, dim=1)).rsample_with_log_prob()
+    action, log_prob = SquashedGaussian(*values.chunk(2, dim=1)).rsample_with_log_prob(noise)
     total = (action * torch.tensor([1.0, -2.0])).sum() + (log_prob * torch.arange(6)).sum()
     torch.testing.assert_close(torch.autograd.grad(total, values)[0], expected)
 
@@ -86,37 +84,7 @@ def test_gradients_of_a_draw_agree_with_autograd() -> None:
 # --- the actor ---
 
 
-def test_both_rows_are_decided_at_once_as_they_would_be_one_by_one() -> None:
-    model, now, later = actor(), torch.randn(30, 4), torch.randn(30, 4)
-    torch.manual_seed(5)
-    policy, next_policy = model.decide(now, later)
-    torch.manual_seed(5)
-    action, log_prob = model(torch.cat((now, later))).rsample_with_log_prob()
-    assert isinstance(policy, Draw) and isinstance(next_policy, Draw)
-    torch.testing.assert_close(torch.cat((policy.action, next_policy.action)), action)
-    torch.testing.assert_close(torch.cat((policy.entropy, next_policy.entropy)), -log_prob)
-    assert policy.action.requires_grad and not next_policy.action.requires_grad
-    weight = torch.randn(30, 2)
-    ours = torch.autograd.grad((policy.action * weight).sum() + policy.entropy.sum(), list(model.parameters()))
-    total = (action[:30] * weight).sum() - log_prob[:30].sum()
-    for mine, theirs in zip(ours, torch.autograd.grad(total, list(model.parameters())), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_gradients_of_only_the_entropy_or_only_the_action_are_enough() -> None:
-    model = actor()
-    policy, _ = model.decide(torch.randn(8, 4), torch.randn(8, 4))
-    for part in (policy.entropy, policy.action):  # type: ignore[union-attr]
-        found = torch.autograd.grad(part.sum(), list(model.parameters()), retain_graph=True)
-        assert sum(float(each.abs().sum()) for each in found) > 0
-
-
-def test_other_activations_decide_too() -> None:
-    policy, next_policy = actor(activation="silu").decide(torch.randn(8, 4), torch.randn(8, 4))
-    assert policy.action.requires_grad and not next_policy.action.requires_grad  # type: ignore[union-attr]
-
-
-def test_the_deviation_stays_within_its_bounds() -> None:
+def test_the_std_stays_within_its_bounds() -> None:
     model = SoftActor(input_size=4, action=CONTINUOUS, hidden_sizes=(4,), log_std_bounds=(-1.0, 0.5))
     log_std = model(1e4 * torch.randn(200, 4)).base.log_std.detach()
     assert (float(log_std.min()), float(log_std.max())) == (-1.0, 0.5)
@@ -124,10 +92,9 @@ def test_the_deviation_stays_within_its_bounds() -> None:
 
 def test_masked_choices_are_never_drawn() -> None:
     mask = torch.tensor([[True, False, True]]).expand(50, 3)
-    policy, next_policy = actor(DISCRETE).decide(torch.randn(50, 4), torch.randn(50, 4), mask, mask)
-    assert isinstance(policy, Categorical) and isinstance(next_policy, Categorical)
+    policy = actor(DISCRETE)(torch.randn(50, 4), mask)
+    assert isinstance(policy, Categorical)
     assert not (policy.sample() == 1).any()
-    assert not next_policy.log_probs.requires_grad and policy.log_probs.requires_grad
 
 
 # --- the critics ---
@@ -148,22 +115,20 @@ def test_the_expectation_over_choices_by_hand() -> None:
             parameter.zero_()
         model.networks.biases[-1].copy_(torch.tensor([[[1.0, 4.0, 2.0]], [[3.0, 1.0, 2.0]]]))
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log().requires_grad_()
-    value, entropy = model.expect(torch.zeros(1, 4), Categorical(logits))
+    value, entropy = model.expect(torch.zeros(1, 4), Categorical(logits), torch.zeros(1, 0))
     assert float(value.detach()) == pytest.approx(0.5 * 1 + 0.25 * 1 + 0.25 * 2)
     assert float(entropy.detach()) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(4))
     (gradient,) = torch.autograd.grad(value, logits)  # p_k (q_k - E q)
     assert gradient[0].tolist() == pytest.approx([0.5 * -0.25, 0.25 * -0.25, 0.25 * 0.75])
 
 
-def test_the_expectation_of_a_draw_is_the_lesser_value_and_leaves_the_critics_alone() -> None:
-    model, features = critic(), torch.randn(20, 4)
-    action = torch.rand(20, 2, requires_grad=True)
-    value, entropy = model.expect(features, Draw(action, torch.ones(20)))
+def test_the_expectation_of_a_draw_is_the_lesser_value_and_its_surprise() -> None:
+    model, features, noise = critic(), torch.randn(20, 4), torch.randn(20, 2)
+    policy = SquashedGaussian(torch.zeros(20, 2), torch.zeros(20, 2))
+    action, log_prob = policy.rsample_with_log_prob(noise)
+    value, entropy = model.expect(features, policy, noise)
     torch.testing.assert_close(value, model(features, action).amin(dim=0))
-    assert torch.equal(entropy, torch.ones(20))
-    value.sum().backward()
-    assert action.grad is not None
-    assert all(parameter.grad is None for parameter in model.parameters())
+    torch.testing.assert_close(entropy, -log_prob)
 
 
 # --- the temperature ---

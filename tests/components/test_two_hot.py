@@ -7,7 +7,15 @@ import math
 import pytest
 import torch
 
-from rl_lab.components.world_model.two_hot import TwoHot, symexp, symexp_bins, symlog, two_hot_weights
+from rl_lab.components.world_model.two_hot import (
+    SymlogTwoHot,
+    TwoHot,
+    symexp,
+    symexp_bins,
+    symlog,
+    symlog_bins,
+    two_hot_weights,
+)
 from rl_lab.types import ConfigError
 
 
@@ -73,6 +81,22 @@ def test_the_loss_teaches_the_logits_and_not_the_target() -> None:
     TwoHot(logits, torch.tensor([-10.0, -1.0, 0.0, 1.0, 10.0])).loss(target).sum().backward()
     assert logits.grad is not None and logits.grad[0].tolist() == pytest.approx([0.2, 0.2, 0.2, -0.8, 0.2])
     assert target.grad is None
+
+
+def test_symlog_two_hot_averages_before_symexp() -> None:
+    logits = torch.tensor([[-50.0, -50.0, 0.0, -50.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    bins = symlog_bins(5)
+    assert bins.tolist() == [-20.0, -10.0, 0.0, 10.0, 20.0]
+    prediction = SymlogTwoHot(logits, bins)
+    assert prediction.mean().tolist() == pytest.approx([math.expm1(10.0), 0.0])  # TwoHot: half of symexp(20)
+    assert isinstance(prediction, SymlogTwoHot)
+
+
+def test_the_symlog_two_hot_loss_is_that_of_the_compressed_target() -> None:
+    logits, target = torch.randn(4, 5), torch.tensor([-3.0, 0.0, 7.0, 1e6])
+    bins = symlog_bins(5)
+    torch.testing.assert_close(SymlogTwoHot(logits, bins).loss(target), TwoHot(logits, bins).loss(symlog(target)))
+    assert isinstance(SymlogTwoHot(logits[None], bins).until_last(), SymlogTwoHot)
 
 
 def test_all_rows_but_the_last() -> None:

@@ -193,7 +193,9 @@ def test_a_normal_head_predicts_one_number_with_half_its_squared_error() -> None
     head = ScalarHead(input_size=4, units=8, prediction="normal", output_scale=1.0)
     assert isinstance(head(torch.randn(2, 3, 4)), Scalar)
     assert head(torch.randn(2, 3, 4)).until_last().mean().shape == (2, 2)
-    with pytest.raises(ConfigError, match="head prediction: 'two-hot' is not known; allowed: two_hot, normal"):
+    with pytest.raises(
+        ConfigError, match="head prediction: 'two-hot' is not known; allowed: two_hot, symlog_two_hot, normal"
+    ):
         ScalarHead(input_size=4, prediction="two-hot")
 
 

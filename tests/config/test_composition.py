@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rl_lab.config.compose import (
-    apply_overrides,
-    compose,
-    explain,
-    list_experiments,
-    split_sweep,
-    to_yaml,
-)
-from rl_lab.config.files import documented_keys, from_yaml
+from rl_lab.config.compose import apply_overrides, compose, split_sweep, to_yaml
+from rl_lab.config.experiments import experiment_names, list_experiments
+from rl_lab.config.explain import documented_keys, explain
+from rl_lab.config.files import from_yaml
 from rl_lab.types import ConfigError
 
 
@@ -52,6 +47,19 @@ def summary(config: dict[str, Any]) -> tuple[str, str, str]:
         ("ppo_acrobot", ("ppo_acrobot", "Acrobot-v1", "PPO")),
         ("CartPole-v1:ppo", ("ppo_cartpole", "CartPole-v1", "PPO")),  # the experiment of that name, tuned
         ("CartPole-v1:reinforce", ("reinforce_cartpole", "CartPole-v1", "Reinforce")),
+        ("CartPole-v1:ppo_cartpole", ("ppo_cartpole", "CartPole-v1", "PPO")),  # an experiment's name
+        ("CartPole-v1:ppo_efficient", ("ppo_cartpole_efficient", "CartPole-v1", "PPO")),  # without the environment's
+        ("CartPole-v1:dqn_rainbow", ("dqn_cartpole_rainbow", "CartPole-v1", "DQN")),
+        ("CartPole-v1:dreamer", ("dreamer_v3_cartpole", "CartPole-v1", "Dreamer")),
+        ("Pendulum-v1:dreamer", ("dreamer_v3_pendulum", "Pendulum-v1", "Dreamer")),  # made for it, not for any
+        ("Pendulum-v1:dreamer_v3", ("dreamer_v3_pendulum", "Pendulum-v1", "Dreamer")),
+        ("Pendulum-v1:dreamer_v2", ("dreamer_v2", "Pendulum-v1", "Dreamer")),
+        ("Pendulum-v1:dreamer_v1", ("dreamer_v1", "Pendulum-v1", "Dreamer")),
+        ("Pendulum-v1:planet", ("planet_pendulum", "Pendulum-v1", "PlaNet")),
+        ("dmc/walker_walk:dreamer", ("dreamer_v3_walker_walk", "dmc/walker_walk", "Dreamer")),
+        ("rl_lab/BanditGaussian-v0:bandit_thompson", ("bandit_thompson", "rl_lab/BanditGaussian-v0", "Bandit")),
+        ("Acrobot-v1:dreamer_v1", ("dreamer_v1_acrobot_v1", "Acrobot-v1", "Dreamer")),  # made for any environment
+        ("dmc/cartpole_swingup:dreamer_v3", ("dreamer_v3_dmc_cartpole_swingup", "dmc/cartpole_swingup", "Dreamer")),
         ("MountainCar-v0:ppo", ("ppo_mountaincar_v0", "MountainCar-v0", "PPO")),  # any other id
         ("rl_lab/Counter-v0:random", ("random_rl_lab_counter_v0", "rl_lab/Counter-v0", "RandomPolicy")),
         ("my.package:Env-v0:ppo", ("ppo_my_package_env_v0", "my.package:Env-v0", "PPO")),
@@ -72,11 +80,24 @@ def test_an_experiment_is_named_or_spelt_environment_and_algorithm(
             "There is no experiment 'ppo_cartpol'. Did you mean 'ppo_cartpole'? `rl-lab experiments` lists",
         ),
         ("zzz", "There is no experiment 'zzz'. `rl-lab experiments` lists them; ENVIRONMENT:ALGORITHM, such as"),
-        ("CartPole-v1:pop", "'CartPole-v1:pop' asks for the algorithm 'pop', which there is not. Did you mean 'ppo'?"),
         (
-            "CartPole-v1:",
-            "asks for the algorithm '', which there is not. Algorithms: bandit, dqn, dreamer, dreamer_v2, "
-            "planet, ppo, q_learning, random, reinforce, sac.",
+            "CartPole-v1:pop",
+            "'CartPole-v1:pop': 'pop' is neither an algorithm nor an experiment for CartPole-v1. Did you mean 'ppo'?",
+        ),
+        (
+            "Taxi-v4:",
+            "'Taxi-v4:': '' is neither an algorithm nor an experiment for Taxi-v4. Algorithms: bandit, dqn, dreamer, "
+            "dreamer_v2, planet, ppo, q_learning, random, reinforce, sac. Experiments: q_learning_taxi.",
+        ),
+        (
+            "rl_lab/BanditGaussian-v0:bandit",
+            "'rl_lab/BanditGaussian-v0:bandit' means several experiments: bandit_epsilon_greedy, bandit_gradient, "
+            "bandit_thompson, bandit_ucb. Name one of them.",
+        ),
+        (
+            "Acrobot-v1:ppo_cartpole_efficient",
+            "ppo_cartpole_efficient is made for CartPole-v1. To try its settings elsewhere, write: "
+            "rl-lab train ppo_cartpole_efficient environment.id=Acrobot-v1",
         ),
     ],
 )
@@ -102,6 +123,25 @@ def test_the_list_agrees_with_what_is_composed(name: str) -> None:
     workflow = info.algorithm.removesuffix("_v2")  # another setup of the same workflow
     assert workflow in config["algorithm"]["_target_"]
     assert config["experiment"]["name"] == name
+
+
+def test_an_algorithm_chosen_alone_brings_its_own_defaults() -> None:
+    assert compose(None, ["algorithm=sac"]) == compose("sac")
+    assert summary(compose(None, ["algorithm=sac", "environment.id=Pendulum-v1"])) == ("sac", "Pendulum-v1", "SAC")
+    assert compose(None, ["algorithm=ppo"]) == compose(None)
+    assert compose("ppo_acrobot", ["algorithm=ppo"]) == compose("ppo_acrobot")
+    assert explain("algorithm.target_rate", None, ["algorithm=sac"]).source == "algorithm/sac.yaml"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "cure"), [("ppo_acrobot", "Acrobot-v1:sac"), ("Acrobot-v1:ppo", "Acrobot-v1:sac"), ("ppo", "sac")]
+)
+def test_an_algorithm_is_not_mixed_with_an_experiment_of_another(experiment: str, cure: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        compose(experiment, ["algorithm=sac"])
+    assert str(refusal.value) == (
+        f"algorithm=sac: {experiment} is set up for ppo, and its settings do not fit. Write: rl-lab train {cure}"
+    )
 
 
 # --- overriding --------------------------------------------------------------------------------
@@ -220,8 +260,16 @@ def test_a_users_file_replaces_ours_of_the_same_name(user_configs: Path) -> None
     assert explain("seed", None, ["preset=debug"]).source == "preset/debug.yaml"
 
 
-def test_a_users_environment_and_algorithm_name_an_experiment(user_configs: Path) -> None:
-    assert summary(compose("MountainCar-v0:ppo"))[0] == "mine"
+def test_a_users_experiment_wins_by_its_name_alone(user_configs: Path) -> None:
+    assert summary(compose("MountainCar-v0:ppo"))[0] == "ppo_mountaincar_v0"
+    assert summary(compose("MountainCar-v0:mine"))[0] == "mine"
+    named = (user_configs / "experiment" / "mine.yaml").read_text().replace("name: mine", "name: ppo_mountaincar")
+    write(user_configs / "experiment" / "ppo_mountaincar.yaml", named)
+    assert summary(compose("MountainCar-v0:ppo"))[0] == "ppo_mountaincar"
+    own = "# @package _global_\ndefaults:\n  - dreamer_v3_pendulum\nexperiment:\n  name: my_dreamer\n"
+    write(user_configs / "experiment" / "my_dreamer.yaml", own)
+    assert summary(compose("Pendulum-v1:dreamer"))[0] == "dreamer_v3_pendulum"
+    assert summary(compose("Pendulum-v1:my_dreamer"))[0] == "my_dreamer"
 
 
 def test_another_folder_can_be_named(tmp_path: Path, user_configs: Path) -> None:
@@ -233,10 +281,54 @@ def test_another_folder_can_be_named(tmp_path: Path, user_configs: Path) -> None
         compose(None, config_dir=tmp_path / "nowhere")
 
 
-def test_a_users_broken_yaml_is_named(user_configs: Path) -> None:
-    write(user_configs / "experiment" / "broken.yaml", "a: [1\n")
-    with pytest.raises(ConfigError, match=r"broken\.yaml is not valid YAML"):
+LATIN = "# @package _global_\nseed: 1   # café\n".encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [1\n", r"configs/experiment/broken\.yaml is not valid YAML \(line 2\): expected ',' or '\]'"),
+        (b"a: \x01\n", r"configs/experiment/broken\.yaml is not valid YAML: unacceptable character #x0001"),
+        (b"- 1\n", r"configs/experiment/broken\.yaml does not hold a config"),
+        (LATIN, r"configs/experiment/broken\.yaml is not UTF-8 text \(byte 0xe9 in line 2\): save it as UTF-8"),
+        (b"defaults: 5\n", r"experiment/broken\.yaml: defaults is 5: write a list, such as"),
+        (b"defaults:\n- broken\n", r"experiment/broken\.yaml builds on itself"),
+    ],
+)
+def test_a_broken_file_stops_only_what_names_it(
+    user_configs: Path, content: bytes, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (user_configs / "experiment" / "broken.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as refusal:
         compose("broken")
+    assert "\n" not in str(refusal.value)
+    assert summary(compose("mine"))[0] == "mine"
+    assert summary(compose("CartPole-v1:ppo"))[0] == "ppo_cartpole"
+    names = [info.name for info in list_experiments()]
+    assert "ppo_cartpole" in names
+    if "broken" not in names:
+        assert {record.message.split(":")[0] for record in caplog.records} == {"left out"}
+        assert "experiment/broken.yaml" in caplog.records[0].message
+    assert "broken" in experiment_names()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"# @package _global_\nseed: [1\n", r"is not valid YAML \(line 3\): expected"), (LATIN, "is not UTF-8 text")],
+)
+def test_a_broken_file_of_another_group_is_named(user_configs: Path, content: bytes, message: str) -> None:
+    for place in ("preset/broken.yaml", "preset_for/debug_mine.yaml"):
+        (user_configs / place).parent.mkdir()
+        (user_configs / place).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"configs/preset/broken\.yaml {message}"):
+        compose(None, ["preset=broken"])
+    assert compose(None, ["preset=debug"])["environment"]["num_envs"] == 2
+
+
+def test_what_only_hydra_refuses_is_a_sentence_too(user_configs: Path) -> None:
+    write(user_configs / "preset" / "twice.yaml", "# @package _global_\nseed: 1\nseed: 2\n")
+    with pytest.raises(ConfigError, match=r"A config cannot be read: .*found duplicate key seed.*twice\.yaml"):
+        compose(None, ["preset=twice"])
 
 
 # --- sweeps ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files chosen by name (`size=12m`, `task=dmc_vision`, `preset=debug`): who speaks after whom."""
+"""Files chosen by name (`size=12m`, `task=dmc_vision`, `preset=debug`): which of them wins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_lab.config.compose import compose, explain
+from rl_lab.config.compose import compose
+from rl_lab.config.explain import explain
 from rl_lab.types import ConfigError
 
 
@@ -28,7 +29,7 @@ def test_the_keys_of_a_choice_that_is_replaced_go_with_it() -> None:
     replaced = compose("dqn_cartpole", ["q_values=expected"])["components"]["q_values"]
     assert "highest" not in replaced and replaced["hidden_sizes"] == [128, 128]
     uniform = compose("dqn_cartpole_rainbow", ["replay=uniform"])["buffers"]["replay"]
-    assert uniform["_target_"] == "rl_lab.buffers.replay.ReplayBuffer" and "alpha" not in uniform
+    assert uniform["_target_"] == "rl_lab.buffers.replay.ReplayBuffer" and not {"alpha", "beta"} & uniform.keys()
     assert "memory" not in compose("ppo_recall", ["memory=none"])["components"]
     kept = compose("dqn_cartpole", ["q_values=categorical"])["components"]["q_values"]
     assert kept == compose("dqn_cartpole")["components"]["q_values"]
@@ -106,7 +107,7 @@ def test_a_preset_does_not_bring_back_a_part_that_an_experiment_does_without(tmp
 def test_a_task_replaces_the_environment_of_the_experiment_and_the_command_line_that_of_the_task() -> None:
     environment = compose("dreamer_v3", ["task=dmc_vision", "preset=debug"])["environment"]
     assert (environment["id"], environment["kwargs"]["observation"]) == ("dmc/walker_walk", "pixels")
-    assert (environment["num_envs"], environment["vectorization"]) == (2, "sync")  # the preset speaks after the task
+    assert (environment["num_envs"], environment["vectorization"]) == (2, "sync")  # the preset wins over the task
     words = ["environment=dmc/cartpole_swingup", "task=dmc_vision", "environment.num_envs=3"]
     environment = compose("dreamer_v3", words)["environment"]
     assert (environment["id"], environment["kwargs"]["observation"]) == ("dmc/cartpole_swingup", "pixels")

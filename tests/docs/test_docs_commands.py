@@ -11,6 +11,7 @@ from docs_pages import PAGES, ROOT, commands, inline_code, name_of
 from rl_lab.cli.main import SUMMARIES, command_module
 from rl_lab.cli.parsing import one_name
 from rl_lab.config import compose as composition
+from rl_lab.config.explain import explain
 
 COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
 EXAMPLE_CONFIGS = ROOT / "examples" / "my_algorithm" / "configs"
@@ -66,4 +67,4 @@ def test_every_explained_key_has_an_explanation() -> None:
     assert keys
     for words in keys:
         own = EXAMPLE_CONFIGS if "actor_critic" in " ".join(words) else None
-        assert composition.explain(words[2], *words[3:4], config_dir=own).documentation, " ".join(words)
+        assert explain(words[2], *words[3:4], config_dir=own).documentation, " ".join(words)

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from rl_lab.environments import factory, make_environment
 from rl_lab.environments.async_environment import AsyncEnvironment
-from rl_lab.environments.toy import NativeCounter
+from rl_lab.environments.suites.toy import NativeCounter
 from rl_lab.environments.vector import NativeEnvironment, SyncEnvironment
 from rl_lab.types import ConfigError, MissingExtraError
 
@@ -74,14 +74,63 @@ def test_a_vector_environment_that_cannot_be_saved_is_not_chosen() -> None:
             super().__init__(**settings)
             self.engine = iter([])
 
-    class SameStep(NativeCounter):
-        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-
-    for name, cls in {"Unsaveable": Unsaveable, "SameStep": SameStep}.items():
-        gym.register(f"factory_test/{name}-v0", entry_point="rl_lab.environments.toy:Counter", vector_entry_point=cls)
+    register_vector("Unsaveable", Unsaveable)
     assert way(id="factory_test/Unsaveable-v0", num_envs=2) is SyncEnvironment
-    with pytest.raises(ConfigError, match=r"resets in mode .*SAME_STEP, rows need NEXT_STEP"):
-        make_environment(id="factory_test/SameStep-v0", vectorization="native")
+
+
+def register_vector(name: str, cls: type) -> None:
+    entry_point = "rl_lab.environments.suites.toy:Counter"
+    gym.register(f"factory_test/{name}-v0", entry_point=entry_point, vector_entry_point=cls)
+
+
+class SameStep(NativeCounter):
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+
+class OtherArguments(NativeCounter):
+    """As Atari's, whose vector environment does not take what single ones are registered with."""
+
+    def __init__(self, num_envs: int = 1) -> None:
+        raise TypeError("unexpected keyword argument 'obs_type'")
+
+
+class OtherSpaces(NativeCounter):
+    """As Atari's, whose vector environment shows four small grey frames."""
+
+    def __init__(self, num_envs: int = 1) -> None:
+        super().__init__(num_envs)
+        self.single_observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (SameStep, r"resets in mode .*SAME_STEP, rows need NEXT_STEP\. Write vectorization: auto"),
+        (OtherArguments, "its vector entry point raised TypeError: unexpected keyword argument 'obs_type'"),
+        (OtherSpaces, r"has the observation_space Box\(0, 255, \(4, 84, 84\), uint8\), alone it has Box\(0.0"),
+    ],
+)
+def test_a_vector_environment_whose_rows_would_differ_is_refused_and_not_chosen(cls: type, message: str) -> None:
+    register_vector(cls.__name__, cls)
+    with pytest.raises(ConfigError, match=rf"native' but environment 'factory_test/{cls.__name__}-v0' .*{message}"):
+        make_environment(id=f"factory_test/{cls.__name__}-v0", vectorization="native")
+    assert way(id=f"factory_test/{cls.__name__}-v0", num_envs=2) is SyncEnvironment
+
+
+def test_what_a_constructor_without_arguments_raises_is_said_in_a_sentence() -> None:
+    class Broken(gym.Env):
+        def __init__(self) -> None:
+            raise ValueError("no licence found")
+
+    class Spaceless(gym.Env):
+        pass
+
+    gym.register("factory_test/Broken-v0", entry_point=Broken)
+    gym.register("factory_test/Spaceless-v0", entry_point=Spaceless)
+    with pytest.raises(ConfigError, match="cannot be made: its constructor raised ValueError: no licence found."):
+        make_environment(id="factory_test/Broken-v0")
+    with pytest.raises(ConfigError, match="'factory_test/Spaceless-v0' has no observation_space: set self.obs"):
+        make_environment(id="factory_test/Spaceless-v0")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +139,10 @@ def test_a_vector_environment_that_cannot_be_saved_is_not_chosen() -> None:
         ({"id": "CartPol-v1"}, r"'CartPol-v1' is not registered. Did you mean 'CartPole-v1'\?.*package:Name-v0"),
         ({"id": "Taxi-v3"}, "'Taxi-v3' is not registered; this environment is now called 'Taxi-v4'. Write Taxi-v4"),
         ({"id": "CartPole"}, "now called 'CartPole-v1'"),
-        ({"id": "rl_lab.environments.toy:Taxi-v3"}, "now called 'Taxi-v4'. Write rl_lab.environments.toy:Taxi-v4"),
+        (
+            {"id": "rl_lab.environments.suites.toy:Taxi-v3"},
+            "now called 'Taxi-v4'. Write rl_lab.environments.suites.toy:Taxi-v4",
+        ),
         (
             {"id": "no_such_package:Env-v0"},
             "there is no Python package 'no_such_package'. It was looked for in /.*pip install -e",
@@ -106,13 +158,30 @@ def test_a_vector_environment_that_cannot_be_saved_is_not_chosen() -> None:
         ({"id": "CartPole-v1", "action_repeat": 0}, "action_repeat is 0"),
         ({"id": "CartPole-v1", "time_limit": 0}, "time_limit is 0"),
         ({"id": "CartPole-v1", "max_restarts": -1}, "max_restarts is -1: it must be a whole number of at least 0"),
-        ({"id": "CartPole-v1", "kwargs": {"gravty": 1}}, "does not accept kwargs {'gravty': 1}"),
+        ({"id": "CartPole-v1", "worker_timeout_s": 0}, "worker_timeout_s is 0: write a number of seconds above 0"),
+        (
+            {"id": "FrozenLake-v1", "kwargs": {"map_nam": "4x4"}},
+            r"does not accept kwargs {'map_nam': '4x4'}: TypeError: .*unexpected keyword argument 'map_nam'\. "
+            r"Did you mean 'map_name'\? It takes: render_mode, desc, map_name",
+        ),
+        ({"id": "FrozenLake-v1", "kwargs": {"map_name": "5x5"}}, "accept kwargs {'map_name': '5x5'}: KeyError: '5x5'"),
+        ({"id": "rl_lab/Corridor-v0", "kwargs": {"length": "abc"}}, "accept kwargs {'length': 'abc'}: TypeError"),
+        (
+            {"id": "Pendulum-v1", "wrappers": [{"id": "clip_actions", "low": "a"}]},
+            "wrapper 'clip_actions' cannot be made with {'low': 'a'}: TypeError",
+        ),
         (
             {"id": "Pendulum-v1", "vectorization": "native"},
             "cannot be: it has no vector entry point. Write vectorization: auto",
         ),
         ({"id": "CartPole-v1", "vectorization": "native", "time_limit": 5}, "cannot be: time_limit needs single"),
         ({"id": "CartPole-v1", "spec": {"lables": []}}, "environment.spec has no key 'lables'. Did you mean 'labels'"),
+        ({"id": "CartPole-v1", "spec": {"labels": 3}}, "environment.spec.labels is 3: write a list of names"),
+        (
+            {"id": "CartPole-v1", "spec": {"max_episode_steps": "a"}},
+            "max_episode_steps is 'a': write a number, or null",
+        ),
+        ({"id": "CartPole-v1", "spec": {"description": 3}}, "description is 3: write a text, or null"),
         ({"id": "CartPole-v1", "spec": {"labels": ["a"]}}, "labels has 1 entries, this environment has 2 actions"),
     ],
 )
@@ -201,8 +270,11 @@ def test_a_package_that_lacks_a_dependency_says_which(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="it needs 'something_else_entirely'. Install that with `pip install"):
         make_environment(id="needs_something:Env-v0")
-    with pytest.raises(ConfigError, match="importing 'is_broken' failed: cannot import name 'no_such_name'"):
+    with pytest.raises(ConfigError, match="importing 'is_broken' failed: ImportError: cannot import name"):
         make_environment(id="is_broken:Env-v0")
+    (tmp_path / "has_a_typo.py").write_text("import gymnasium\ngymnasium.regster\n")
+    with pytest.raises(ConfigError, match="importing 'has_a_typo' failed: AttributeError: .*regster"):
+        make_environment(id="has_a_typo:Env-v0")
 
 
 def test_what_cannot_be_sent_to_a_worker_is_refused() -> None:
@@ -273,6 +345,6 @@ def test_making_an_environment_leaves_the_processs_generators_alone() -> None:
 
     before = random.getstate(), np.random.get_state()[1].tolist()
     make_environment(id="Pendulum-v1", num_envs=4)
-    with factory.untouched_chance():
+    with factory.preserved_random_state():
         random.random(), np.random.random()
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from rl_lab.environments import make_environment
+from rl_lab.environments import cell, make_environment
 from rl_lab.environments.async_environment import AsyncEnvironment
 from rl_lab.environments.recipe import Recipe, blueprint
 from rl_lab.types import EnvironmentFault, EnvRows
@@ -41,7 +41,7 @@ def make_async(
         seeds=list(range(num_envs)),
         max_restarts=max_restarts,
         num_workers=num_workers,
-        answer_timeout_s=timeout_s,
+        worker_timeout_s=timeout_s,
     )
 
 
@@ -56,7 +56,7 @@ def test_an_exception_ends_the_episode_and_the_next_row_is_first() -> None:
     events = environment.drain_events()
     assert len(events) == 2 and environment.drain_events() == []
     assert events[0] == (
-        "Environment 0 raised RuntimeError: told to raise in step after 2 steps of its episode; "
+        "Environment 0 raised RuntimeError: requested failure in step after 2 steps of its episode; "
         "it was restarted (restart 1)."
     )
 
@@ -77,7 +77,7 @@ def test_a_failing_reset_is_tried_again_with_the_next_seed() -> None:
     )
     rows = play(environment, steps=5, seed=0)
     assert column(rows, "is_first") == [1, 0, 0, 1, 0, 0]
-    assert "told to raise in reset in reset after 2 steps" in environment.drain_events()[0]
+    assert "requested failure of reset in reset after 2 steps" in environment.drain_events()[0]
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -85,17 +85,56 @@ def test_too_many_restarts_stop_the_run(vectorization: str) -> None:
     environment = make_environment(
         id=FAULTY, num_envs=2, vectorization=vectorization, kwargs={"raise_at": 2}, max_restarts=3
     )
-    with pytest.raises(EnvironmentFault, match=r"max_restarts=3 times.*RuntimeError: told to raise.*rl-lab envs check"):
+    with pytest.raises(
+        EnvironmentFault, match=r"max_restarts=3 times.*RuntimeError: requested failure.*rl-lab envs check"
+    ):
         play(environment, steps=20, seed=0)
     environment.close()
 
 
 def test_one_cell_alone_exceeds_the_limit_with_the_last_error() -> None:
     environment = make_environment(id=FAULTY, vectorization="sync", kwargs={"raise_in_reset_at": 1}, max_restarts=2)
-    with pytest.raises(
-        EnvironmentFault, match=r"environment 0 failed more than max_restarts=2 times; the last error, in reset"
-    ):
+    with pytest.raises(EnvironmentFault, match=r"max_restarts=2 times altogether. Environment 0 raised Run.* in reset"):
         environment.reset()
+
+
+def test_health_renews_the_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails at every tenth step; eight steps in a row that go well forgive a failure."""
+    monkeypatch.setattr(cell, "HEALTHY_STEPS", 8)
+    kwargs = {"raise_at": 10, "length": 1000}
+    environment = make_environment(id=FAULTY, vectorization="sync", kwargs=kwargs, max_restarts=1)
+    play(environment, steps=107, seed=0)
+    assert environment.drain_events()[-1].endswith("it was restarted (restart 9).")
+    state = environment.get_state()["cells"][0]
+    assert (state["restarts"], state["recent_restarts"]) == (9, 0)
+    monkeypatch.setattr(cell, "HEALTHY_STEPS", 10)
+    with pytest.raises(EnvironmentFault, match="max_restarts=1 times"):
+        play(environment, steps=30, seed=0)
+
+
+def test_health_is_saved_and_a_resumed_run_may_allow_more_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell, "HEALTHY_STEPS", 8)
+    settings: dict[str, Any] = {"id": FAULTY, "vectorization": "sync", "kwargs": {"raise_at": 5, "length": 1000}}
+    first = make_environment(**settings, max_restarts=1)
+    play(first, steps=8, seed=0)
+    state = first.get_state()
+    assert {key: state["cells"][0][key] for key in ("restarts", "recent_restarts", "healthy_steps")} == {
+        "restarts": 1,
+        "recent_restarts": 1,
+        "healthy_steps": 2,
+    }
+    strict, patient = make_environment(**settings, max_restarts=1), make_environment(**settings, max_restarts=9)
+    for environment in (strict, patient):
+        environment.set_state(state)
+    with pytest.raises(EnvironmentFault, match="max_restarts=1 times"):
+        for _ in range(9):
+            strict.step(np.zeros(1, np.int64))
+    for _ in range(9):
+        patient.step(np.zeros(1, np.int64))
+    del state["cells"][0]["recent_restarts"], state["cells"][0]["healthy_steps"]  # as earlier versions saved it
+    strict = make_environment(**settings, max_restarts=1)
+    strict.set_state(state)
+    assert strict.get_state()["cells"][0]["recent_restarts"] == 1
 
 
 def test_nan_passes_through_untouched() -> None:
@@ -146,6 +185,15 @@ def test_a_hanging_worker_is_replaced() -> None:
     environment.close()
 
 
+def test_workers_that_live_long_enough_may_die_again() -> None:
+    environment = make_async(2, num_workers=2, max_restarts=2, exit_at=1100, length=500)
+    rows = [environment.reset()] + [environment.step(np.zeros(2, np.int64)) for _ in range(3500)]
+    assert environment.drain_events()[-1].endswith("(restart 6).")
+    starts = [row.observation["vector"][0, 0] for row in rows if row.is_first[0]]
+    assert len(set(starts)) == len(starts), "no episode is played again"
+    environment.close()
+
+
 def test_workers_that_keep_dying_stop_the_run() -> None:
     environment = make_async(1, num_workers=1, max_restarts=1, exit_at=1)
     with pytest.raises(EnvironmentFault, match=r"max_restarts=1 times altogether\. The process of environment 0 died"):
@@ -167,7 +215,7 @@ def test_workers_ignore_ctrl_c_and_sigterm() -> None:
 ORPHANS = """
     import os, sys, time
     import numpy as np
-    from rl_lab.environments import make_environment
+    from rl_lab.environments import cell, make_environment
     environment = make_environment(id="rl_lab/Faulty-v0", num_envs=2, vectorization="async", kwargs={"hang_at": 1})
     environment.reset()
     print(*[worker.process.pid for worker in environment._workers], flush=True)
@@ -214,6 +262,17 @@ class TestNativeFaults:
         assert column(rows, "is_terminal") == [0] * 4
         assert "The vector environment raised AssertionError" in environment.drain_events()[0]
 
+    def test_health_renews_the_restarts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cell, "HEALTHY_STEPS", 3)
+        environment: Any = make_environment(id="CartPole-v1", num_envs=2, vectorization="native", max_restarts=1)
+        environment.reset()
+        for _ in range(4):
+            environment._env.step = fail
+            for _ in range(5):
+                environment.step(np.zeros(2, np.int64))
+        state = environment.get_state()
+        assert (state["restarts"], state["recent_restarts"]) == (4, 0)
+
     def test_too_many_restarts_stop_the_run(self) -> None:
         environment: Any = make_environment(id="CartPole-v1", num_envs=2, vectorization="native", max_restarts=0)
         environment.reset()
@@ -225,7 +284,7 @@ class TestNativeFaults:
 def test_an_environment_that_cannot_be_built_again_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     environment: Any = make_environment(id=FAULTY, vectorization="sync", kwargs={"raise_at": 1})
     environment.reset()
-    monkeypatch.setattr(environment._cells[0], "_build", lambda: 1 / 0)
+    monkeypatch.setattr(environment._cells.members[0], "build", lambda: 1 / 0)
     with pytest.raises(EnvironmentFault, match="environment 0 could not be built again: ZeroDivisionError"):
         environment.step(np.zeros(1, np.int64))
 
@@ -243,7 +302,7 @@ def test_after_a_fault_the_other_workers_can_still_be_asked() -> None:
     environment = make_async(2, num_workers=2, max_restarts=0, raise_at=2)
     environment.reset()
     environment.step(np.zeros(2, np.int64))
-    with pytest.raises(EnvironmentFault, match="told to raise"):
+    with pytest.raises(EnvironmentFault, match="requested failure"):
         environment.step(np.zeros(2, np.int64))
     assert len(environment.get_state()["cells"]) == 2  # not an old answer
     environment.close()

@@ -212,6 +212,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         ({"episodes": 0, "steps": None}, "episodes is 0: write a whole number of at least 1."),
         ({"format": "csv"}, "format is 'csv': write npz or minari."),
         ({"mode": "test"}, "mode is 'test': write train or eval."),
+        ({"seed": -1}, "seed is -1: write a whole number from 0 on."),
     ],
 )
 def test_what_random_collecting_refuses(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

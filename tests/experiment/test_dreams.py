@@ -12,7 +12,6 @@ import pytest
 import rl_lab
 from rl_lab.api import Run
 from rl_lab.cli.main import main
-from rl_lab.experiment import dream as dreams
 from rl_lab.runs import film as film_module
 from rl_lab.runs.film import CURVE_HEIGHT, CURVE_WIDTH, HEADER
 from rl_lab.types import ConfigError, RunError
@@ -105,7 +104,7 @@ def test_films_lie_in_the_run_and_are_of_episodes_that_training_never_saw(
         seen.append(views["real"]["vector"])
         return write(path, views, context=context)
 
-    monkeypatch.setattr("rl_lab.experiment.build.write_film", remember)
+    monkeypatch.setattr("rl_lab.experiment.film.write_film", remember)
     run = Run(rl_lab.api.RunDirectory.open(runs_dir / "state"))
     settings = {"horizon": 4, "sequences": 2}
     files = rl_lab.dream(run, **settings)
@@ -128,14 +127,14 @@ def test_a_run_without_a_world_model_cannot_dream(runs_dir: Path, capsys: pytest
 @pytest.mark.parametrize("name", ["horizon", "context", "sequences"])
 def test_numbers_below_one_are_refused(runs_dir: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 0: write a whole number of at least 1"):
-        dreams.dream("state", runs_dir=runs_dir, **{name: 0})  # type: ignore[arg-type]
+        rl_lab.dream("state", runs_dir=runs_dir, **{name: 0})  # type: ignore[arg-type]
 
 
 def test_a_film_that_cannot_be_written_is_refused_before_anything_is_played(runs_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"only mp4 is written; name it 'a\.mp4'"):
-        dreams.dream("nowhere", runs_dir=runs_dir, output="a.gif")
+        rl_lab.dream("nowhere", runs_dir=runs_dir, output="a.gif")
 
 
 def test_a_run_that_is_not_there_is_refused(runs_dir: Path) -> None:
     with pytest.raises(RunError):
-        dreams.dream("nowhere", runs_dir=runs_dir)
+        rl_lab.dream("nowhere", runs_dir=runs_dir)

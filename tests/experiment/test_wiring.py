@@ -12,7 +12,8 @@ from torch import nn
 from rl_lab.config.compose import compose
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
 from rl_lab.experiment import build as wiring
-from rl_lab.experiment.build import build, build_agent, build_environment, build_parts, build_runtime, check
+from rl_lab.experiment.agent import build_agent, build_parts, build_runtime
+from rl_lab.experiment.build import build, build_environment, check
 from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import gather_state
@@ -83,6 +84,9 @@ def set_path(config: dict[str, Any], path: str, value: Any) -> None:
 REFUSED: list[tuple[str, Any, str]] = [
     ("seeed", 1, "seeed is not a block of a config. Did you mean 'seed'? Blocks: experiment, seed"),
     ("seed", -1, "seed is -1: write a whole number from 0 on."),
+    ("seed", 2**63, f"seed is {2**63}: write a whole number below 2**63."),
+    ("plugins", 3, "plugins is 3: write a list of packages, such as [my_package]."),
+    ("plugins", "mine", "plugins is 'mine': write a list of packages, such as [my_package]."),
     ("seed", True, "seed is True: write a whole number from 0 on."),
     ("seed", 1.5, "seed is 1.5: write a whole number from 0 on."),
     ("components", 5, "components is 5: it is a block of settings, such as `components: {...}`."),
@@ -100,7 +104,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "training.stop.eval_retrun",
         1,
-        "training.stop.eval_retrun is not a setting of StopRules. Did you mean 'eval_return'",
+        "training.stop.eval_retrun is not a setting of StopBlock. Did you mean 'eval_return'",
     ),
     ("training.checkpoint.every_updates", 0, "training.checkpoint.every_updates is 0: write a number above 0, or null"),
     ("evaluation.every_steps", -5, "evaluation.every_steps is -5: write a number above 0, or null for never."),
@@ -114,6 +118,8 @@ REFUSED: list[tuple[str, Any, str]] = [
         "evaluation.dream_every_steps is 500, but PPO has no world model to dream with: write null, or train one, such "
         "as `rl-lab train dreamer_v3`.",
     ),
+    ("plugins", "my_package", "plugins is 'my_package': write a list of packages, such as [my_package]."),
+    ("plugins", [3], "plugins is [3]: write a list of packages, such as [my_package]."),
     ("evaluation.video", "yes", "evaluation.video is 'yes'. Allowed: true or false."),
     ("logging.every_updates", 0, "logging.every_updates is 0: write a number above 0, or null for never."),
     ("logging.terminal", "liv", "logging.terminal is 'liv'. Did you mean 'live'? Allowed: auto, live, plain, quiet."),

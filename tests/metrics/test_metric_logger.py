@@ -13,14 +13,14 @@ import torch
 
 from rl_lab.metrics import logger as logger_module
 from rl_lab.metrics.logger import MetricLogger
-from rl_lab.metrics.writers import JsonlWriter, NullWriter, Row
+from rl_lab.metrics.writers import JsonlWriter, Row, Writer
 from rl_lab.types import ConfigError, Counts, RunError
 from rl_lab.utils.tree import equal, numpy_to_tensors
 
 COUNTS = Counts(env_frames=8, agent_steps=4, episodes=1, updates=2)
 
 
-class MemoryWriter(NullWriter):
+class MemoryWriter(Writer):
     """Keeps what it is given."""
 
     name = "memory"
@@ -40,7 +40,7 @@ class MemoryWriter(NullWriter):
         self.is_closed = True
 
 
-class BrokenWriter(NullWriter):
+class BrokenWriter(Writer):
     name = "broken"
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ def test_sums_beyond_all_numbers_do_not_raise() -> None:
 
 
 def test_every_writer_gets_rows_and_messages() -> None:
-    first, second = MemoryWriter(), NullWriter()
+    first, second = MemoryWriter(), Writer()
     logger = MetricLogger([first, second])
     row = logger.write(COUNTS, wall_s=0.0)
     logger.message("environment 3 was restarted", "warning")
@@ -227,7 +227,7 @@ def test_our_own_mistakes_are_caught() -> None:
     with pytest.raises(AssertionError, match=r"\['loss/policy'\] were both added to the window and given to write"):
         logger.write(COUNTS, wall_s=0.0, values={"loss/policy": 2.0})
     with pytest.raises(AssertionError, match="different names"):
-        MetricLogger([NullWriter(), NullWriter()])
+        MetricLogger([Writer(), Writer()])
 
 
 def test_an_undocumented_name_is_refused_when_strict(monkeypatch: pytest.MonkeyPatch) -> None:

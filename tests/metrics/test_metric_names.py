@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rl_lab.metrics.names import COUNTERS, NAMES, PREFIXES, is_wall_clock, meaning_of, render_markdown
-from rl_lab.types import Counts
+import pytest
+
+from rl_lab.metrics.names import COUNTERS, NAMES, PREFIXES, check_name, is_wall_clock, meaning_of, render_markdown
+from rl_lab.types import ConfigError, Counts
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -37,3 +39,8 @@ def test_an_exact_name_is_found_before_a_pattern() -> None:
 def test_wall_clock_values_are_told_apart() -> None:
     assert all(is_wall_clock(name) for name in ("wall_s", "time/eta_s", "system/ram_gib"))
     assert not any(is_wall_clock(name) for name in ("agent_steps", "loss/value", "eval/episodes"))
+
+
+def test_a_name_that_cannot_be_printed_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Metric 'train/\\x1b\[2J' holds characters that cannot be printed"):
+        check_name("train/\x1b[2J", strict=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rl_lab.metrics import writers
-from rl_lab.metrics.writers import JsonlWriter, NullWriter, Row, TensorBoardWriter, next_event_path
+from rl_lab.metrics.writers import JsonlWriter, Row, TensorBoardWriter, TextLogWriter, Writer, next_event_path
 from rl_lab.types import MissingExtraError, RunError
 
 
@@ -116,7 +116,7 @@ def test_a_full_disk_is_named_and_leaves_no_torn_line(tmp_path: Path, monkeypatc
     writer.write(row(1))
     with monkeypatch.context() as patch:
         fill_disk_after(patch, room=10)
-        with pytest.raises(RunError, match=r"disk is full: no room .*metrics\.jsonl\. Free some space, then resume"):
+        with pytest.raises(RunError, match=r"disk is full: no space .*metrics\.jsonl\. Free some space, then resume"):
             writer.write(row(2))
     assert [line["agent_steps"] for line in read(path)] == [1]
     writer.write(row(2))
@@ -187,12 +187,12 @@ def test_tensorboard_works_in_a_thread_that_nobody_waits_for(tmp_path: Path, mon
         return original(directory)
 
     monkeypatch.setattr(writers, "_EventFile", slow_import)
-    writer = TensorBoardWriter(tmp_path, patience_s=0.01)
+    writer = TensorBoardWriter(tmp_path, timeout_s=0.01)
     writer.write(row(10, loss__value=1.0))
     writer.flush()  # returns although the import still goes on
     assert not list(tmp_path.iterdir())
     may_import.set()
-    writer.patience_s = 10.0
+    writer.timeout_s = 10.0
     writer.close()
     assert events(tmp_path, "loss/value") == [(10, 1.0)]
 
@@ -231,9 +231,16 @@ def test_event_files_sort_in_the_order_they_were_begun(tmp_path: Path) -> None:
 
 
 def test_the_null_writer_takes_everything() -> None:
-    writer = NullWriter()
+    writer = Writer()
     writer.write(row(1))
     writer.message("hello", "info")
     writer.set_state(writer.get_state())
     writer.flush()
     writer.close()
+
+
+def test_a_log_line_cannot_steer_the_terminal_that_shows_it(tmp_path: Path) -> None:
+    log = TextLogWriter(tmp_path / "run.log")
+    log.message("Traceback\n\tin \x1b[2J\r", "error")
+    log.close()
+    assert (tmp_path / "run.log").read_text().endswith("error   Traceback\n\tin \\u001b[2J\\r\n")

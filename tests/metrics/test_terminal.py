@@ -363,3 +363,16 @@ def test_the_picture_needs_no_other_host(tmp_path: Path) -> None:
     picture = (tmp_path / "pictures" / "display.svg").read_text(encoding="utf-8")
     assert picture.startswith("<svg") and "episode" in picture and "█" in picture
     assert "font-face" not in picture and "cdnjs" not in picture
+
+
+@pytest.mark.parametrize("mode", ["plain", "live"])
+def test_texts_from_outside_cannot_steer_the_terminal(mode: str) -> None:
+    stream = StringIO()
+    evil = "\x1b]0;owned\x07\x9b2J"
+    display = LiveDisplay(title=evil, mode=mode, stream=stream)
+    display.update_progress(0.5, f"train{evil}", 0, 2)
+    display.message(f"first{evil}\nsecond", "warning")
+    display.write({"agent_steps": 1, "wall_s": 1.0})
+    display.summary(agent_steps=1, seconds=1.0, paths={"report": Path(evil)}, commands={"continue": evil})
+    assert "\x1b]0;owned" not in stream.getvalue() and "\x9b" not in stream.getvalue()
+    assert "\\u001b]0;owned" in stream.getvalue()

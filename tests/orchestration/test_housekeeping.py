@@ -218,7 +218,30 @@ def test_finish_evaluates_writes_and_saves_once() -> None:
     housekeeping.finish(None)
     housekeeping.finish(None)
     assert [row.get("eval/episodes") for row in writer.rows] == [None, 50]
-    assert saves.calls == [(10, 3.0, True)]
+    assert saves.calls == [(10, None, False), (10, 3.0, True)]
+
+
+def test_what_was_learnt_is_saved_before_the_final_evaluation() -> None:
+    """Whoever interrupts that evaluation loses nothing: the resumed run evaluates, for the same reason to stop."""
+    events: list[str] = []
+
+    def evaluate(episodes: int) -> Metrics:
+        events.append("evaluate")
+        raise KeyboardInterrupt
+
+    saves = Saves()
+    first = make_housekeeping(
+        scheduler_of(), save=saves, evaluate=evaluate, evaluation=EvaluationPlan(), stop=StopRules(env_frames=10)
+    )
+    saves.state = lambda: events.append("save") or first.get_state()  # type: ignore[func-returns-value]
+    with pytest.raises(KeyboardInterrupt):
+        first.finish(cycle(first))
+    assert events == ["save", "evaluate"]
+    resumed = make_housekeeping(first.scheduler, evaluate=scores(3.0), evaluation=EvaluationPlan())
+    resumed.set_state(saves.states[-1])
+    assert resumed.stop_reason == "the budget of 10 environment frames is spent" and not resumed.is_final
+    resumed.finish(resumed.stop_reason)
+    assert resumed.last_score == 3.0
 
 
 def test_finish_is_not_repeated_after_a_resume() -> None:

@@ -12,10 +12,11 @@ from rl_lab.buffers.episodes import EpisodeBuffer
 from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.collection.collector import Collector
 from rl_lab.components.heads.actor_critic import RandomController
+from rl_lab.config.phases import make_phase
 from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.housekeeping import EvaluationPlan
 from rl_lab.orchestration.orchestrator import Orchestrator
-from rl_lab.orchestration.phase_scheduler import PhaseScheduler, make_phase
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import StopRules
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
@@ -142,7 +143,7 @@ def test_the_train_ratio_is_kept_over_the_whole_run() -> None:
     workflow = Diary()
     buffers = {"episodes": EpisodeBuffer(num_envs=1, episodes_per_batch=1)}
     buffers["episodes"].ready = lambda: True  # type: ignore[method-assign]
-    buffers["episodes"].sample = dict  # type: ignore[method-assign]
+    buffers["episodes"].sample = lambda progress: {}  # type: ignore[method-assign]
     phases = [phase("train", buffer="episodes", collect_steps=1, duration_steps=100, updates_per_step=0.3)]
     loop = make_orchestrator(workflow, phases, environment=counter(1), buffers=buffers)
     loop.run()
@@ -267,15 +268,19 @@ def test_an_interruption_saves_between_cycles_and_can_be_continued() -> None:
     assert loop.scheduler.run_counts.updates == 5
 
 
-def test_an_interruption_in_the_last_cycle_finishes_instead() -> None:
+def test_an_interruption_in_the_last_cycle_leaves_the_end_to_a_resumed_run() -> None:
+    asked = iter([True, False])
     loop = make_orchestrator(
         Diary(),
         [phase("train", duration_cycles=1)],
         environment=counter(),
         buffers=rollout(),
-        interrupted=lambda: True,
+        interrupted=lambda: next(asked),
     )
+    assert loop.run() == "interrupted"
+    assert not loop.housekeeping.is_final
     assert loop.run() == "finished"
+    assert loop.housekeeping.is_final
 
 
 def test_a_stop_rule_ends_the_run() -> None:
@@ -306,6 +311,31 @@ def test_a_run_that_was_stopped_is_not_continued_by_a_resume() -> None:
     updates = scheduler.run_counts.updates
     assert loop.run() == "stopped"
     assert scheduler.run_counts.updates == updates
+
+
+def test_a_stopped_run_whose_final_evaluation_was_interrupted_only_evaluates_after_a_resume() -> None:
+    scores: list[BaseException | Metrics] = [KeyboardInterrupt(), {"eval/episode_return_mean": 4.0}]
+
+    def evaluate(episodes: int) -> Metrics:
+        score = scores.pop(0)
+        if isinstance(score, BaseException):
+            raise score
+        return score
+
+    loop = make_orchestrator(
+        Diary(),
+        [phase("train", duration_cycles=100)],
+        environment=counter(),
+        buffers=rollout(),
+        evaluate=evaluate,
+        evaluation=EvaluationPlan(final_episodes=1),
+        stop=StopRules(env_frames=30),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    updates = loop.scheduler.run_counts.updates
+    assert loop.run() == "stopped"
+    assert (loop.scheduler.run_counts.updates, loop.housekeeping.last_score) == (updates, 4.0)
 
 
 class OnPolicyDiary(Diary):

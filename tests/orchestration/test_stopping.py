@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from rl_lab.collection.evaluator import Evaluator
+from rl_lab.orchestration.cadence import Cadence
+from rl_lab.orchestration.housekeeping import EvaluationPlan
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import Stopping, StopRules
-from rl_lab.types import Counts
+from rl_lab.types import Counts, Phase
+from tests.doubles import CPU, Saves, always, counter, make_housekeeping
 
 
 def reason(stopping: Stopping, counts: Counts | None = None, **values: Any) -> str | None:
@@ -60,3 +66,24 @@ def test_the_plateau_survives_a_round_trip() -> None:
     fresh.set_state(stopping.get_state())
     fresh.evaluated(2.5)
     assert reason(fresh) == "2 evaluations in a row brought no better score"
+
+
+def test_episodes_that_an_evaluation_cut_count_for_the_best_and_for_the_stop_rules() -> None:
+    """Counter's episodes last 5 steps; with a time-out of 4 none of them ends."""
+    environment = counter(2)
+    evaluator = Evaluator(lambda: environment, make_render_environment=lambda: environment, device=CPU, timeout_steps=4)
+    saves = Saves()
+    scheduler = PhaseScheduler([Phase("train", collect_steps=1, duration_cycles=9)])
+    housekeeping = make_housekeeping(
+        scheduler,
+        save=saves,
+        evaluate=partial(evaluator.evaluate, always(3)),
+        evaluation=EvaluationPlan(Cadence(every_steps=1), episodes=4, final_episodes=4),
+        stop=StopRules(eval_return=12.0),
+    )
+    scheduler.report(Counts(agent_steps=1))
+    stopped = housekeeping.after_cycle(phase_ended=scheduler.end_cycle())
+    assert stopped == "evaluation return reached 12.0"
+    housekeeping.finish(stopped)
+    assert (1, 12.0, True) in saves.calls
+    evaluator.close()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rl_lab.runs.manifest import collect_manifest
-from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.run_directory import RunDirectory, first_files
+from tests.fault_injection import tried
 
 CONFIG = "algorithm:\n  discount: 0.99\nseed: 1\n"
 
@@ -23,12 +24,13 @@ def make_run(runs_dir: Path) -> Callable[..., RunDirectory]:
     """A run with config and manifest, as `rl-lab train` leaves it before the first row."""
 
     def make(run_id: str | None = None, *, algorithm: str = "ppo", environment_id: str = "CartPole-v1") -> RunDirectory:
-        run = RunDirectory.create(runs_dir, run_id=run_id, name="ppo_cartpole", seed=1)
-        run.write_config(CONFIG)
-        run.write_overrides(["seed=1"])
-        run.write_manifest(
-            collect_manifest(config_text=CONFIG, seed=1, algorithm=algorithm, environment_id=environment_id)
-        )
-        return run
+        manifest = collect_manifest(config_text=CONFIG, seed=1, algorithm=algorithm, environment_id=environment_id)
+        files = first_files(config_text=CONFIG, overrides=["seed=1"], manifest=manifest, tags=[])
+        return RunDirectory.create(runs_dir, run_id=run_id, name="ppo_cartpole", seed=1, files=files)
 
     return make
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if any(tried.values()):
+        terminalreporter.write_line(f"{tried['kills']} kills and {tried['faults']} injected faults were tried")

@@ -61,7 +61,7 @@ def test_a_checkpoint_holds_one_file_per_section_with_size_and_sum(store: Checkp
     path = save(store, 12)
     manifest = json.loads((path / "manifest.json").read_text())
     assert {file.name for file in path.iterdir()} == {"manifest.json", "progress.pt", "components.pt"}
-    assert manifest["schema_version"] == 1
+    assert manifest["schema_version"] == 2
     assert manifest["sections"].keys() == {"progress.pt", "components.pt"}
     for file, entry in manifest["sections"].items():
         assert entry["bytes"] == (path / file).stat().st_size

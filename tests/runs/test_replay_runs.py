@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import pytest
 from rl_lab import api
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
-from rl_lab.runs.checkpoint import CheckpointStore
+from rl_lab.runs.checkpoint import CheckpointStore, DamagedExternalFile
 from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.verify import verify_run
 from rl_lab.types import RunError
-from tests.test_resume import COMMON, SMALL_DQN, assert_same_run, reproducible_rows, run_to_the_end
+from rl_lab.utils.tree import equal
+from tests.test_resume import COMMON, SMALL_DQN, assert_same_run, reproducible_rows, rows_in_full, run_to_the_end
 
 UPDATES = 14
 SMALL_SAC = [
@@ -86,6 +90,7 @@ def kill_inside_a_save(case: str, runs_dir: Path, run_id: str, fatal_call: int) 
 def test_a_run_killed_inside_a_save_resumes_bit_for_bit(case: str, fatal_call: int, tmp_path: Path) -> None:
     whole = train(case, tmp_path)
     kill_inside_a_save(case, tmp_path, "cut", fatal_call)
+    assert verify_run(RunDirectory.open(tmp_path / "cut")).is_whole
     assert_same_run(tmp_path / "cut", whole)
 
 
@@ -170,7 +175,8 @@ def newest_only(run_path: Path) -> Path:
     for path in earlier[1:]:
         shutil.rmtree(path)
     named = [
-        {entry["path"]: entry["bytes"] for entry in store.load(path).manifest["external"]} for path in store.paths()
+        {entry["path"]: entry["blocks"]["rows"] for entry in store.load(path).manifest["external"]}
+        for path in store.paths()
     ]
     return run_path / next(path for path, size in named[0].items() if size > named[1].get(path, 0))
 
@@ -187,10 +193,59 @@ def test_a_damaged_file_of_rows_is_named_and_the_checkpoint_before_is_used(run_p
     built.close()
 
 
+@pytest.mark.parametrize("case", ["dqn, prioritised", "sac, on the disk"])
+def test_a_flipped_bit_concerns_only_the_checkpoints_that_hold_its_row(case: str, tmp_path: Path) -> None:
+    """Every checkpoint without the row loads exactly; every other is refused with the file, the block and a way out."""
+    path = train(case, tmp_path)
+    store = CheckpointStore(path / "checkpoints")
+    whole = {each: rows_of(path, store.load(each).state["buffers"]["replay"]) for each in store.paths()}
+    chance, outcomes = random.Random(case), set()
+    for _ in range(60):
+        file = chance.choice(sorted((path / "replay" / "replay").iterdir()))
+        content = bytearray(file.read_bytes())
+        position = chance.randrange(len(content))
+        content[position] ^= 1 << chance.randrange(8)
+        with flipped(file, bytes(content)):
+            for each, (state, rows) in whole.items():
+                held = [named for named in state["log"]["segments"] if named["file"] == file.name]
+                is_held = held and holds(state, held[0]["blocks"], position)
+                outcomes.add(bool(is_held))
+                if not is_held:
+                    assert equal(rows_of(path, store.load(each).state["buffers"]["replay"]), (state, rows))
+                    continue
+                with pytest.raises(
+                    DamagedExternalFile, match=rf"{file.name}: block \d+ \(rows \d+ to \d+\) has changed"
+                ):
+                    store.load(each)
+                with pytest.raises(RunError, match=rf"{file.name}: block \d+"):
+                    rows_of(path, state)
+    assert outcomes == {True, False}, "both kinds were tried"
+
+
+def rows_of(run_path: Path, state: Any) -> tuple[Any, Any]:
+    return state, rows_in_full(run_path / "replay" / "replay", state)["rows"]
+
+
+def holds(state: Any, blocks: Any, position: int) -> bool:
+    """Whether a byte of a file lies in a row that the checkpoint's replay holds."""
+    assert blocks["block_rows"] == 1, "small enough that a block is a row"
+    time, end = blocks["first_row"] + position // blocks["row_bytes"], state["answered"]
+    begin = max(state["forgotten"], end + bool(state["pending_keys"]) - state["slots_per_env"])
+    return begin <= time < end and position < blocks["rows"] * blocks["row_bytes"]
+
+
+@contextmanager
+def flipped(file: Path, content: bytes) -> Iterator[None]:
+    before = file.read_bytes()
+    file.write_bytes(content)
+    yield
+    file.write_bytes(before)
+
+
 def test_when_every_checkpoint_needs_a_deleted_file_the_error_names_it(run_path: Path) -> None:
     shutil.rmtree(run_path / "replay")
     with pytest.raises(
-        RunError, match=r"Every checkpoint in .* is damaged:(.|\n)*replay/replay/rows_\d+.bin is missing"
+        RunError, match=r"Every checkpoint in .* is damaged:(.|\n)*replay/replay/rows_\d+.bin: it is missing"
     ):
         CheckpointStore(run_path / "checkpoints").load_newest_valid(lambda sentence: None)
 

@@ -4,14 +4,16 @@ import errno
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from rl_lab.runs.index import RunIndex
 from rl_lab.runs.lock import RunLock
-from rl_lab.runs.run_directory import STATES, RunDirectory
+from rl_lab.runs.run_directory import STATES, RunDirectory, first_files
 from rl_lab.types import ConfigError, RunError
 
 MakeRun = Callable[..., RunDirectory]
@@ -43,10 +45,74 @@ def test_an_existing_run_is_not_overwritten_but_resumed(runs_dir: Path, make_run
         RunDirectory.create(runs_dir, run_id="mine", name="n", seed=0)
 
 
-def test_a_directory_left_by_a_kill_before_the_config_is_taken_over(runs_dir: Path) -> None:
-    first = RunDirectory.create(runs_dir, run_id="mine", name="n", seed=0)
-    first.lock_path.touch()
-    assert RunDirectory.create(runs_dir, run_id="mine", name="n", seed=0) == first
+@pytest.mark.parametrize("left", [[], [".lock"], [".lock", "config.yaml"], [".lock", "config.yaml", "overrides.yaml"]])
+def test_what_a_killed_start_left_behind_is_taken_over(runs_dir: Path, left: list[str], make_run: MakeRun) -> None:
+    (runs_dir / "mine").mkdir(parents=True)
+    for name in left:
+        (runs_dir / "mine" / name).touch()
+    assert make_run("mine").read_manifest()["seed"] == 1
+    assert [path.name for path in runs_dir.iterdir()] == ["mine"]
+
+
+def test_a_start_that_another_process_is_making_is_left_alone(runs_dir: Path, make_run: MakeRun) -> None:
+    early = RunDirectory.create(runs_dir, run_id="mine", name="n", seed=0, files={"config.yaml": ""})
+    with RunLock(early), pytest.raises(RunError, match="Run 'mine' exists already"):
+        make_run("mine")
+
+
+def test_of_two_starts_with_one_id_the_later_is_refused(
+    runs_dir: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        make_run("mine")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    with pytest.raises(RunError, match="Run 'mine' exists already"):
+        make_run("mine")
+    assert [path.name for path in runs_dir.iterdir()] == ["mine"]
+
+
+def test_a_run_that_never_began_is_removed_at_one_instant(
+    runs_dir: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("mine")
+    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)  # a kill just before it
+    run.discard()
+    assert not run.path.exists()
+    monkeypatch.undo()
+    (leftover,) = runs_dir.iterdir()
+    assert RunIndex(runs_dir).find() == []
+    os.utime(leftover, (0, 0))
+    make_run("mine")
+    assert not leftover.exists()
+
+
+def test_only_what_is_long_dead_is_cleaned(runs_dir: Path, make_run: MakeRun) -> None:
+    old, young, foreign = (runs_dir / name for name in (".a.tmp-1-abc123", ".b.tmp-2-abc123", ".mine"))
+    for path in (old, young, foreign):
+        path.mkdir(parents=True)
+        (path / "config.yaml").touch()
+    os.utime(old, (0, 0))
+    os.utime(foreign, (0, 0))
+    make_run("a")
+    assert not old.exists() and young.exists() and foreign.exists()
+    assert [row["id"] for row in RunIndex(runs_dir).find()] == ["a"]
+
+
+def test_a_run_directory_is_absolute_so_that_no_environment_can_move_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory.create("runs", run_id="mine", name="n", seed=0, files={"config.yaml": "a: 1\n"})
+    found = RunDirectory.open("runs/mine")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert run == found
+    assert found.read_config_text() == "a: 1\n"
 
 
 def test_a_foreign_directory_is_not_taken_over(runs_dir: Path) -> None:
@@ -120,20 +186,21 @@ def test_a_run_opened_by_a_relative_path_knows_its_id(make_run: MakeRun, monkeyp
     assert RunDirectory.open(".").id == "mine"
 
 
-def test_the_config_comes_back_as_written(make_run: MakeRun) -> None:
-    run = make_run()
-    run.write_config("a: 1\n# é\n")
+def test_the_config_comes_back_as_written(runs_dir: Path) -> None:
+    run = RunDirectory.create(runs_dir, name="n", seed=0, files={"config.yaml": "a: 1\n# é\n"})
     assert run.read_config_text() == "a: 1\n# é\n"
+    run.config_path.write_bytes(b"\xff")
+    with pytest.raises(RunError, match=r"config.yaml is damaged: not valid UTF-8 .*, so run .* cannot be rebuilt"):
+        run.read_config_text()
     run.config_path.unlink()
     with pytest.raises(RunError, match=r"config.yaml is missing, so run .* cannot be rebuilt"):
         run.read_config_text()
 
 
 @pytest.mark.parametrize("overrides", [[], ["seed=3"], ["name='a: b'", 'x="q"', "list=[1,2]", "é=#no comment"]])
-def test_overrides_are_a_yaml_list_whatever_they_contain(make_run: MakeRun, overrides: list[str]) -> None:
-    run = make_run()
-    run.write_overrides(overrides)
-    assert yaml.safe_load(run.overrides_path.read_text()) == overrides
+def test_overrides_are_a_yaml_list_whatever_they_contain(overrides: list[str]) -> None:
+    files = first_files(config_text="", overrides=overrides, manifest={}, tags=[])
+    assert yaml.safe_load(files["overrides.yaml"]) == overrides
 
 
 def test_tags_and_notes_come_back(make_run: MakeRun) -> None:
@@ -201,3 +268,22 @@ def test_a_full_disk_while_writing_the_status_says_how_to_go_on(
     with pytest.raises(RunError, match=r"disk full: cannot write .*status.json.*`rl-lab resume mine`"):
         run.write_status("failed")
     assert run.read_status()["state"] == "finished"
+
+
+def test_a_config_that_was_changed_is_not_continued_exactly(make_run: MakeRun) -> None:
+    run = make_run("mine")
+    run.check_config()
+    run.config_path.write_text(run.read_config_text() + "# a remark\n")
+    with pytest.raises(RunError, match=r"config.yaml has been changed since run 'mine' began .*--mode warm_start"):
+        run.check_config()
+    run.write_manifest({name: value for name, value in run.read_manifest().items() if name != "config_hash"})
+    run.check_config()
+
+
+def test_a_renamed_run_keeps_its_identity(make_run: MakeRun, runs_dir: Path) -> None:
+    run = make_run("mine")
+    identity = run.identity()
+    assert identity
+    os.rename(run.path, runs_dir / "other")
+    assert RunDirectory.open(runs_dir / "other").identity() == identity
+    assert RunDirectory.create(runs_dir, run_id="bare", name="n", seed=0).identity() is None

@@ -12,10 +12,10 @@ import pytest
 from rl_lab.runs.film import (
     CURVE_HEIGHT,
     CURVE_WIDTH,
-    DREAMING,
     GAP,
     HEADER,
-    LOOKING,
+    OBSERVED,
+    OPEN_LOOP,
     Curves,
     curve_columns,
     frames_of,
@@ -68,7 +68,7 @@ def test_an_edge_says_whether_the_model_looks_or_dreams() -> None:
     frames = frames_of(views, Curves(views, 3), 3)
     edges = [[tuple(tile(frame, 0, column)[GAP - 1, 20].tolist()) for column in range(3)] for frame in frames]
     white = (255, 255, 255)
-    assert edges == [[white, LOOKING, LOOKING]] * 3 + [[white, LOOKING, DREAMING]] * 3
+    assert edges == [[white, OBSERVED, OBSERVED]] * 3 + [[white, OBSERVED, OPEN_LOOP]] * 3
 
 
 def test_what_follows_the_end_of_an_episode_is_dimmed() -> None:

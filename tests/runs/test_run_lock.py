@@ -159,3 +159,14 @@ def test_an_unwritable_run_is_refused_with_a_cure(make_run: MakeRun, monkeypatch
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(RunError, match=r"read-only file system: cannot write .*\.lock.*`rl-lab resume mine`"):
         RunLock(run).acquire()
+
+
+def test_a_lock_clears_what_killed_processes_left_in_the_run(make_run: MakeRun) -> None:
+    run = make_run("mine")
+    run.videos_dir.mkdir()
+    old, young = run.videos_dir / ".a.mp4.tmp-7-abcdef", run.path / ".status.json.tmp-7-abcdef"
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (0, 0))
+    with RunLock(run):
+        assert not old.exists() and young.exists()

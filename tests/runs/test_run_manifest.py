@@ -16,6 +16,7 @@ from rl_lab.runs import manifest as manifest_module
 from rl_lab.runs.manifest import (
     CHECKPOINT_SCHEMA_VERSION,
     CONFIG_SCHEMA_VERSION,
+    changes_since,
     check_schema_version,
     collect_manifest,
     git_state,
@@ -34,7 +35,7 @@ def test_a_manifest_says_what_made_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/rl-lab", "train", "ppo_cartpole", "name=a b"])
     manifest = collect_manifest(config_text="seed: 1\n", seed=1, algorithm="ppo", environment_id="CartPole-v1")
     assert json.loads(json.dumps(manifest)) == manifest
-    assert (manifest["config_schema_version"], manifest["checkpoint_schema_version"]) == (2, 1)
+    assert (manifest["config_schema_version"], manifest["checkpoint_schema_version"]) == (2, 2)
     assert manifest["config_hash"] == hashlib.sha256(b"seed: 1\n").hexdigest()
     assert manifest["command_line"] == "rl-lab train ppo_cartpole 'name=a b'"
     assert (manifest["seed"], manifest["algorithm"], manifest["environment_id"]) == (1, "ppo", "CartPole-v1")
@@ -133,6 +134,23 @@ def test_classes_that_old_configs_name_are_found_in_their_new_homes(old: str, ne
 def test_image_networks_moved_to_a_file_of_their_own() -> None:
     migrated = migrate_config({"_target_": "rl_lab.components.networks.NatureCNN"}, 1)
     assert migrated == {"_target_": "rl_lab.components.networks.cnn.NatureCNN"}
+
+
+def test_what_changed_since_a_run_began_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = collect_manifest(config_text="", seed=0, algorithm="PPO", environment_id="CartPole-v1")
+    assert changes_since(began) == []
+    assert changes_since({}) == [], "an older manifest says nothing"
+    other = {**began, "python": "3.9.1", "cpu": "Abacus", "packages": {**began["packages"], "torch": "1.0.0"}}
+    assert changes_since(other) == [
+        f"Python 3.9.1, now {began['python']}",
+        f"CPU Abacus, now {began['cpu']}",
+        f"torch 1.0.0, now {began['packages']['torch']}",
+    ]
+
+
+def test_every_run_has_an_identity_of_its_own() -> None:
+    facts = {"config_text": "", "seed": 0, "algorithm": "PPO", "environment_id": "CartPole-v1"}
+    assert collect_manifest(**facts)["identity"] != collect_manifest(**facts)["identity"]
 
 
 def test_old_keys_of_our_own_classes_are_renamed_and_those_of_others_stay() -> None:

@@ -46,8 +46,8 @@ def test_a_broken_line_elsewhere_is_left_out_with_a_warning(tmp_path: Path, capl
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"agent_steps": 1}\n\x00\x00\xff\n17\n\n{"agent_steps": 2}\n')
     assert read_metrics(path) == [{"agent_steps": 1}, {"agent_steps": 2}]
-    assert "line 2 is not a JSON object" in caplog.text
-    assert "line 3 is not a JSON object" in caplog.text
+    assert "line 2 is no row of metrics" in caplog.text
+    assert "line 3 is no row of metrics" in caplog.text
 
 
 def test_no_metrics_file_means_no_rows(tmp_path: Path) -> None:
@@ -139,3 +139,8 @@ def test_without_matplotlib_the_report_says_what_to_install(make_run: MakeRun, m
 )
 def test_durations_read_like_a_clock(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_a_time_that_is_no_number_is_unknown(seconds: float) -> None:
+    assert duration(seconds) == "unknown"

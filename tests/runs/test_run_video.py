@@ -38,6 +38,11 @@ def test_odd_sizes_are_padded(tmp_path: Path) -> None:
         assert tuple(reader.get_meta_data()["size"]) == (96, 64)
 
 
+def test_a_video_without_a_name_gets_one_proposed() -> None:
+    with pytest.raises(ConfigError, match=r"only mp4 is written; name it 'video\.mp4'"):
+        write_video("", frames(), 30)
+
+
 @pytest.mark.parametrize(
     ("name", "pictures", "fps", "words"),
     [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_lab.training.optimizer import SMALL_VECTOR_NUMBERS, Optimizer, clip_adaptively, named_parameters
+from rl_lab.training.optimizer import Optimizer, clip_adaptively, named_parameters
 from rl_lab.training.world import World
 from rl_lab.types import ConfigError, Progress
 from rl_lab.utils import tree
@@ -47,32 +47,6 @@ def test_small_gradients_are_not_clipped() -> None:
     weight = nn.Parameter(torch.tensor([1.0]))
     Optimizer(parameters=[weight], name="sgd", learning_rate=1.0, max_grad_norm=10.0).step(weight.sum() * 0.5)
     assert weight.item() == 0.5
-
-
-@pytest.mark.parametrize("size", [2, 3 * SMALL_VECTOR_NUMBERS])
-def test_gradients_that_are_known_are_clipped_as_any(size: int) -> None:
-    """(3, 4, 0, …) of norm 5, clipped to 1; a short vector's norm is numpy's, a long one's torch's."""
-    weight = nn.Parameter(torch.zeros(size))
-    optimizer = Optimizer(parameters=[weight], name="sgd", learning_rate=0.5, max_grad_norm=1.0)
-    flat = torch.zeros(size)
-    flat[0], flat[1] = 3.0, 4.0
-    metrics = optimizer.apply_known([weight], [flat.view_as(weight)], flat)
-    assert float(metrics["grad_norm"]) == 5.0
-    torch.testing.assert_close(weight.data[:2], torch.tensor([-0.3, -0.4]))
-    assert weight.grad is None
-    quiet = Optimizer(parameters=[weight], name="sgd", learning_rate=0.5, max_grad_norm=10.0)
-    flat[0], flat[1] = 3.0, 4.0
-    quiet.apply_known([weight], [flat.view_as(weight)], flat)
-    torch.testing.assert_close(weight.data[:2], torch.tensor([-0.3 - 1.5, -0.4 - 2.0]))
-
-
-def test_known_gradients_of_some_parameters_leave_the_others_alone() -> None:
-    one, other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    optimizer = Optimizer(parameters=[one, other], name="sgd", learning_rate=1.0)
-    flat = torch.ones(2)
-    assert float(optimizer.apply_known([other], [flat], flat)["grad_norm"]) == pytest.approx(2.0**0.5)
-    assert one.tolist() == [0.0, 0.0] and other.tolist() == [-1.0, -1.0]
-    assert optimizer.apply_known([], [], torch.zeros(0)) == {}, "everything is frozen"
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop", "laprop", "sgd"])
@@ -217,9 +191,6 @@ def test_gradients_are_averaged_over_ranks_before_clipping() -> None:
     optimizer = Optimizer(parameters=[weight], name="sgd", learning_rate=1.0, world=TwoRanks())
     assert optimizer.step(weight.sum() * 4.0)["grad_norm"].item() == 2.0
     assert weight.item() == -2.0
-    known = torch.tensor([4.0])
-    assert optimizer.apply_known([weight], [known], known)["grad_norm"].item() == 2.0
-    assert weight.item() == -4.0
 
 
 def test_a_non_finite_gradient_shows_in_the_norm() -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.training.debug import first_non_finite
 from rl_lab.training.segments import Segments, SegmentsByMembers
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.training.world import World
@@ -110,10 +109,3 @@ def test_a_world_of_one_agrees_with_itself() -> None:
     assert (world.rank, world.size) == (0, 1)
     assert world.mean(tensors) is tensors
     assert world.broadcast("anything") == "anything"
-
-
-def test_the_first_non_finite_tensor_is_named() -> None:
-    bad, fine = torch.tensor([1.0, float("nan")]), torch.ones(2)
-    assert first_non_finite({"reward": fine, "value": bad, "loss": bad}) == "value"
-    assert first_non_finite([("count", torch.ones(1, dtype=torch.int64)), ("x", torch.tensor(float("inf")))]) == "x"
-    assert first_non_finite({"reward": fine}) is None

@@ -67,12 +67,12 @@ def error(workflow: DQN, batch: Batch) -> float:
 # --- targets by hand ---
 
 
-def test_the_target_network_chooses_and_judges_the_next_action() -> None:
+def test_the_target_network_chooses_and_values_the_next_action() -> None:
     """1 + 0.5 * 10 * max(3, 4) = 21 against 2."""
     assert error(make(), rows([[2, 0], [3, 4]], [0, 1])) == 19.0
 
 
-def test_double_lets_the_online_network_choose_what_the_target_network_judges() -> None:
+def test_double_lets_the_online_network_choose_what_the_target_network_values() -> None:
     workflow = make(double=True)
     with torch.no_grad():
         next(workflow.network.parameters()).copy_(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))  # it prefers the first

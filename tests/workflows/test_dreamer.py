@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from rl_lab.components.world_model.heads import Scalar
 from rl_lab.config.compose import compose
-from rl_lab.experiment.build import Agent, build, build_agent, build_runtime
+from rl_lab.experiment.agent import Agent, build_agent, build_runtime
+from rl_lab.experiment.build import build
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Counts, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.workflows.dreamer import Dreamer
 from tests.tiny_dreamer import TINY_PARTS, random_rows
@@ -253,6 +254,31 @@ def test_gradients_through_the_model_reach_the_actor_alone() -> None:
     assert {name for name, part in parts(agent).items() if any(p.grad is not None for p in part.parameters())} == {
         "actor"
     }
+
+
+def test_the_gradient_of_an_advantage_is_that_of_the_return_less_that_of_the_value() -> None:
+    """With lambda 0 and a horizon of 2 the sum of both advantages telescopes to r1 + r2 + v2 - v0, discounted."""
+    overrides = ("algorithm.policy_gradient=advantage", "algorithm.lambda_=0.0", "algorithm.horizon=2", *SEPARATE)
+    workflow, agent = make(action=CONTINUOUS, overrides=overrides)
+    rows, start = workflow.dynamics.begin(make_batch(action=CONTINUOUS))
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for head in (agent.components["reward_head"], agent.controllers["critic"]):
+            head.output.weight.normal_()
+        state, _ = workflow.follow(rows, start)
+    dreams: list[Batch] = []
+    dream = workflow.dream
+    workflow.dream = lambda *arguments: dreams.append(dream(*arguments)) or dreams[-1]  # type: ignore[method-assign,func-returns-value]
+    loss = workflow.controller_loss(rows, state).terms["policy"]
+    reward, value, goes_on = (dreams[0][key] for key in ("reward", "value", "continue"))
+    weight = goes_on.detach().cumprod(dim=1)
+    advantages = [reward[:, t + 1] + goes_on[:, t + 1] * value[:, t + 1] - value[:, t] for t in range(2)]
+    by_hand = -(torch.stack(advantages, 1) * weight[:, :2]).mean() / workflow.return_scale.scale()
+    actor = list(agent.controllers["actor"].parameters())
+    found, expected = (torch.autograd.grad(each, actor, retain_graph=True) for each in (loss, by_hand))
+    assert max(float(gradient.abs().max()) for gradient in expected) > 1e-5
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-7)
 
 
 def test_both_gradients_are_mixed_by_their_share() -> None:

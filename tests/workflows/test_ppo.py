@@ -43,9 +43,12 @@ class NoOptimizer:
     def __init__(self) -> None:
         self.losses: list[float] = []
 
-    def step(self, loss: Tensor, progress: Progress) -> dict[str, Any]:
+    def prepare(self, progress: Progress) -> dict[str, Any]:
+        return {"learning_rate": 0.0}
+
+    def apply(self, loss: Tensor) -> dict[str, Any]:
         self.losses.append(float(loss.detach()))
-        return {"learning_rate": 0.0, "grad_norm": torch.tensor(0.0)}
+        return {"grad_norm": torch.tensor(0.0)}
 
 
 def by_hand(**settings: Any) -> PPO:

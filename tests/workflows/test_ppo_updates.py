@@ -103,13 +103,13 @@ class Watched(nn.Module):
         return self.given[-1][1]
 
 
-def assert_judged_as_acted(workflow: PPO, collector: Collector, *, steps: int) -> Batch:
+def assert_evaluated_as_acted(workflow: PPO, collector: Collector, *, steps: int) -> Batch:
     """One pass over a rollout gives what acting row by row would have written down."""
     watched = workflow.actor = Watched(workflow.actor)  # type: ignore[arg-type]
     batch = collect(workflow, collector, steps=steps)
     acted = list(watched.given)
     with torch.no_grad():
-        log_prob, value = workflow.judge(batch)
+        log_prob, value = workflow.evaluate_actions(batch)
         for time, (features, distribution) in enumerate(acted):
             # One row and all rows take different paths through a matrix product: the last bits may differ.
             expected = distribution.log_prob(batch["action"][:, time])
@@ -130,7 +130,7 @@ def test_before_the_first_gradient_step_the_policy_is_the_one_that_acted(environ
     """Every ratio is 1: what is learnt from is what was done, for every kind of action and with masks."""
     workflow, collector = make(environment_id, separate=separate, normalize="rolling")
     workflow.update_controller(collect(workflow, collector), phase=PHASE)
-    samples, _ = workflow.prepare(assert_judged_as_acted(workflow, collector, steps=32))
+    samples, _ = workflow.prepare(assert_evaluated_as_acted(workflow, collector, steps=32))
     metrics = workflow.loss(samples, clip_range=0.2, value_clip_range=None).metrics
     assert metrics["controller/clip_fraction"] == 0.0
     assert abs(float(metrics["controller/approx_kl"])) < 1e-6
@@ -141,7 +141,7 @@ def test_memory_reproduces_what_it_answered_while_acting(memory: Any) -> None:
     """Across episode ends and from a state that began rollouts ago."""
     workflow, collector = make("rl_lab/Recall-v0", memory=memory)
     collect(workflow, collector, steps=7)
-    batch = assert_judged_as_acted(workflow, collector, steps=33)
+    batch = assert_evaluated_as_acted(workflow, collector, steps=33)
     assert bool(batch["is_first"][:, 1:].any())
     assert float(batch["memory_state"][:, 0].abs().sum()) > 0.0, "the rollout begins in mid-episode"
     samples, _ = workflow.prepare(batch)
@@ -153,11 +153,11 @@ def test_memory_reproduces_what_it_answered_while_acting(memory: Any) -> None:
 
 
 @pytest.mark.parametrize("memory", [None, GRUMemory])
-def test_the_pending_row_is_judged_as_the_first_of_the_next_rollout(memory: Any) -> None:
+def test_the_pending_row_is_evaluated_as_the_first_of_the_next_rollout(memory: Any) -> None:
     workflow, collector = make("rl_lab/Recall-v0", memory=memory)
     with torch.no_grad():
-        pending = workflow.judge(collect(workflow, collector))[1][:, -1]
-        following = workflow.judge(collect(workflow, collector, steps=1))[1][:, 0]
+        pending = workflow.evaluate_actions(collect(workflow, collector))[1][:, -1]
+        following = workflow.evaluate_actions(collect(workflow, collector, steps=1))[1][:, 0]
     torch.testing.assert_close(pending, following, rtol=0.0, atol=2e-6)
 
 
@@ -173,13 +173,13 @@ def test_in_lower_precision_every_ratio_begins_at_one_too(memory: Any) -> None:
 
 
 @pytest.mark.parametrize("memory", [None, GRUMemory])
-def test_a_large_rollout_is_judged_in_parts(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_rollout_is_evaluated_in_parts(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workflow, collector = make("rl_lab/Recall-v0", memory=memory)
     batch = collect(workflow, collector)
     with torch.no_grad():
-        whole = workflow.judge(batch)
+        whole = workflow.evaluate_actions(batch)
         monkeypatch.setattr(ppo, "ROWS_AT_ONCE", 70)  # 33 rows of each of 4 environments: two at a time
-        parts = workflow.judge(batch)
+        parts = workflow.evaluate_actions(batch)
     for left, right in zip(whole, parts, strict=True):
         torch.testing.assert_close(left, right, rtol=0.0, atol=2e-6)
 
@@ -194,7 +194,7 @@ def test_an_update_reports_what_it_did() -> None:
     assert all(not isinstance(value, Tensor) or not value.requires_grad for value in metrics.values())
 
 
-def test_shares_of_gradient_steps_are_reported_too() -> None:
+def test_parts_of_gradient_steps_are_reported_too() -> None:
     """With accumulate 2 and three minibatches, gradient norms come with every other loss only."""
     workflow, collector = make(epochs=3, minibatch_size=1 / 3, accumulate=2)
     metrics = workflow.update_controller(collect(workflow, collector), phase=PHASE)
@@ -220,8 +220,8 @@ def test_observations_are_counted_after_learning_and_each_once() -> None:
     workflow, collector = make(normalize="rolling")
     normalizer = workflow.observation_normalizer
     events: list[str] = []
-    step, update = workflow.optimizer.step, normalizer.update
-    workflow.optimizer.step = lambda *a, **k: events.append("learn") or step(*a, **k)  # type: ignore[func-returns-value]
+    apply, update = workflow.optimizer.apply, normalizer.update
+    workflow.optimizer.apply = lambda *a, **k: events.append("learn") or apply(*a, **k)  # type: ignore[func-returns-value]
     normalizer.update = lambda rows: events.append(f"count {rows['vector'].shape[1]}") or update(rows)  # type: ignore[func-returns-value]
     batch = collect(workflow, collector, steps=20)
     workflow.update_controller(batch, phase=PHASE)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.heads.soft_actor_critic import Draw, SoftActor, Temperature, TwinCritic
+from rl_lab.components.heads.soft_actor_critic import SoftActor, Temperature, TwinCritic
 from rl_lab.components.networks.encoders import ObservationEncoder
 from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.config.compose import compose
@@ -81,12 +81,11 @@ class KnownActor(nn.Module):
         super().__init__()
         self.entropy = nn.Parameter(torch.tensor(0.4))
 
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> Any:
-        raise AssertionError("learning asks for decisions")
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.entropy.expand(len(features))
 
-    def decide(self, now: Tensor, later: Tensor, *masks: Tensor | None) -> tuple[Draw, Draw]:
-        nothing = torch.zeros(len(now), 2)
-        return Draw(nothing, self.entropy.expand(len(now))), Draw(nothing, self.entropy.detach().expand(len(later)))
+    def noise(self, features: Tensor) -> Tensor:
+        return torch.zeros(len(features), 2)
 
 
 class KnownCritic(nn.Module):
@@ -99,8 +98,8 @@ class KnownCritic(nn.Module):
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
         return self.values[:, None] + features[:, 0]
 
-    def expect(self, features: Tensor, policy: Draw) -> tuple[Tensor, Tensor]:
-        return self(features, policy.action).detach().amin(dim=0), policy.entropy
+    def expect(self, features: Tensor, policy: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return self(features, noise).amin(dim=0), policy
 
 
 # --- the losses ---
@@ -188,20 +187,18 @@ def test_each_loss_reaches_its_own_parts_alone(action: ActionSpec) -> None:
     parts = {**workflow.context.components, **workflow.context.controllers}
     owners = {parameter: part for part, module in parts.items() for parameter in module.parameters()}
 
-    def watch(name: str) -> tuple[Any, Any]:
+    def watch(name: str) -> Any:
         def apply(loss: Tensor) -> dict[str, Tensor]:
             learning = [parameter for parameter in owners if parameter.requires_grad]
-            return apply_known(learning, torch.autograd.grad(loss, learning, allow_unused=True, retain_graph=True))
-
-        def apply_known(parameters: list[Tensor], found: Any, flat: Any = None) -> dict[str, Tensor]:
-            pairs = zip(parameters, found, strict=True)
+            found = torch.autograd.grad(loss, learning, allow_unused=True, retain_graph=True)
+            pairs = zip(learning, found, strict=True)
             reached[name] = {owners[each] for each, gradient in pairs if gradient is not None and gradient.any()}
             return {}
 
-        return apply, apply_known
+        return apply
 
     for name, optimizer in workflow.optimizers.items():
-        optimizer.apply, optimizer.apply_known = watch(name)
+        optimizer.apply = watch(name)
     workflow.learn(rows(32, action=action), {}, with_policy=True)
     assert reached == {"critic": {"encoder", "critic"}, "actor": {"actor"}, "temperature": {"temperature"}}
 

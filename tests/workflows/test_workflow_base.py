@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
-from rl_lab.workflows.base import Workflow, checked_scales, checked_share, named
+from rl_lab.workflows.base import Workflow, checked_fraction, checked_scales, named
 from rl_lab.workflows.context import Parts
 from rl_lab.workflows.ppo import PPO
 from rl_lab.workflows.reinforce import Reinforce
@@ -181,4 +181,4 @@ def test_a_part_must_have_what_its_user_calls() -> None:
 @pytest.mark.parametrize("value", [-0.1, 1.01, 2.0])
 def test_a_discount_beyond_0_to_1_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match=f"algorithm.discount is {value}: write a number from 0 to 1"):
-        checked_share("discount", value)
+        checked_fraction("discount", value)

@@ -1,16 +1,14 @@
-"""Who acts and who judges: actor, critic, and the controller that acts at random."""
+"""Actor, critic, and the controller that acts at random."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from rl_lab.components.heads.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical
 from rl_lab.components.networks.mlp import MLP
-from rl_lab.kernels import fused
 from rl_lab.types import ActionSpec
 
 
@@ -69,18 +67,6 @@ class Critic(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Features `[..., F]` to values `[...]`."""
         return self.network(features).squeeze(-1)
-
-
-def act_and_judge(
-    actor: Callable[..., Any], critic: Callable[[Tensor], Tensor], features: Tensor, mask: Tensor | None
-) -> tuple[Any, Tensor]:
-    """`actor(features, mask), critic(features)`; where both are plain networks on a CPU, in one autograd node."""
-    if isinstance(actor, Actor) and isinstance(critic, Critic) and fused.can_fuse(features):
-        stacks = actor.network.stack(), critic.network.stack()
-        if stacks[0] is not None and stacks[1] is not None:
-            output, value = fused.fused_stacks(features, [stacks[0], stacks[1]])
-            return actor.distribution(output, mask), value.squeeze(-1)
-    return actor(features, mask), critic(features)
 
 
 class RandomController(nn.Module):

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+
+from rl_lab.kernels.door import fast_path
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 ITERATIONS_TO_PEAK = 32  # each shrinks the distance to it; by more, the further std^2 is from 1/2
 FORBIDDEN_LOGIT = -1e30  # finite, so that gradients stay finite; exp of it is exactly 0 in every float format
-
-_tanh_backward = torch.ops.aten.tanh_backward.default
 
 
 class Categorical:
@@ -44,13 +41,12 @@ class Categorical:
         """Probabilities `[..., K]`."""
         return self.log_probs.exp()
 
+    @fast_path("rl_lab.kernels.cpu_losses:CATEGORICAL_SAMPLE")
     def sample(self) -> Tensor:
         """Actions `[...]` int64. argmax(logit - log(e)), e ~ Exp(1), is a draw from the softmax (Gumbel's trick)."""
         with torch.no_grad():
             noise = torch.empty_like(self.logits, dtype=torch.float32).exponential_()
-            if self.logits.is_cpu and self.logits.dtype is torch.float32:  # as numpy does it: a third of the time
-                return torch.from_numpy((self.logits.detach().numpy() - np.log(noise.numpy())).argmax(axis=-1))
-            return noise.log_().neg_().add_(self.logits).argmax(dim=-1)
+            return (self.logits - noise.log()).argmax(dim=-1)
 
     def mode(self) -> Tensor:
         """The likeliest actions `[...]`."""
@@ -58,8 +54,6 @@ class Categorical:
 
     def log_prob(self, action: Tensor) -> Tensor:
         """`[...]` for actions `[...]`."""
-        if self.log_probs.dim() == 2:  # one node forward and back, where gather needs three
-            return -F.nll_loss(self.log_probs, action, reduction="none")
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
@@ -163,11 +157,13 @@ class SquashedGaussian:
         """The same with normal noise `[..., A]` from outside."""
         return torch.tanh(self.base.draw(noise))
 
-    def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
-        """An action and its log-probability without inverting tanh, which loses digits near -1 and 1."""
-        log_std = self.base.log_std.expand_as(self.base.mean)
-        action, log_prob = _SquashedSample.apply(self.base.mean, log_std)  # type: ignore[no-untyped-call]
-        return action, log_prob
+    @fast_path("rl_lab.kernels.squashed:DRAW")
+    def rsample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """From normal noise `[..., A]`, an action and its log-probability `[...]`; tanh is never inverted, which would
+        lose digits near -1 and 1."""
+        unsquashed = self.base.draw(noise)
+        log_density = -0.5 * (noise.square() + LOG_TWO_PI) - self.base.log_std
+        return torch.tanh(unsquashed), (log_density - log_tanh_derivative(unsquashed)).sum(dim=-1)
 
     def mode(self) -> Tensor:
         """tanh of the mean: the median of each dimension."""
@@ -176,16 +172,12 @@ class SquashedGaussian:
     def log_prob(self, action: Tensor) -> Tensor:
         """`[...]` for actions `[..., A]`; actions at the very edge are moved inside by one float32 step."""
         edge = 1.0 - torch.finfo(torch.float32).eps
-        return self._log_prob_of(torch.atanh(action.clamp(-edge, edge)))
+        unsquashed = torch.atanh(action.clamp(-edge, edge))
+        return self.base.log_prob(unsquashed) - log_tanh_derivative(unsquashed).sum(dim=-1)
 
     def entropy(self) -> Tensor:
         """Nats `[...]`, estimated by one draw: there is no closed form."""
-        return -self.rsample_with_log_prob()[1]
-
-    def _log_prob_of(self, unsquashed: Tensor) -> Tensor:
-        # log(1 - tanh(u)^2) = 2 * (log 2 - u - softplus(-2u)), which neither overflows nor loses digits.
-        log_slope = 2.0 * (math.log(2.0) - unsquashed - F.softplus(-2.0 * unsquashed))
-        return self.base.log_prob(unsquashed) - log_slope.sum(dim=-1)
+        return -self.rsample_with_log_prob(torch.randn_like(self.base.mean))[1]
 
 
 class PeakedGaussian(SquashedGaussian):
@@ -206,7 +198,7 @@ class PeakedGaussian(SquashedGaussian):
 class TruncatedGaussian:
     """Independent normals of which only what lies in [-1, 1] is drawn: mean in [-1, 1] and log_std, `[..., A]`.
 
-    low = (-1 - mean) / std,   high = (1 - mean) / std,   share = Phi(high) - Phi(low)
+    low = (-1 - mean) / std,   high = (1 - mean) / std,   mass = Phi(high) - Phi(low)
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
@@ -214,7 +206,7 @@ class TruncatedGaussian:
         std = log_std.exp()
         self.low, self.high = (-1.0 - mean) / std, (1.0 - mean) / std
         self.below = torch.special.ndtr(self.low)
-        self.share = torch.special.ndtr(self.high) - self.below
+        self.mass = torch.special.ndtr(self.high) - self.below
 
     def sample(self) -> Tensor:
         """Actions `[..., A]`, without gradient."""
@@ -228,7 +220,7 @@ class TruncatedGaussian:
     def draw(self, noise: Tensor) -> Tensor:
         """The same with normal noise `[..., A]` from outside: as far through what is left as through a whole normal."""
         edge = torch.finfo(torch.float32).eps
-        place = (self.below + torch.special.ndtr(noise) * self.share).clamp(edge, 1.0 - edge)
+        place = (self.below + torch.special.ndtr(noise) * self.mass).clamp(edge, 1.0 - edge)
         return self.base.draw(torch.special.ndtri(place)).clamp(-1.0, 1.0)
 
     def mode(self) -> Tensor:
@@ -237,54 +229,17 @@ class TruncatedGaussian:
 
     def log_prob(self, action: Tensor) -> Tensor:
         """`[...]` for actions `[..., A]` in [-1, 1]."""
-        return self.base.log_prob(action) - self.share.log().sum(dim=-1)
+        return self.base.log_prob(action) - self.mass.log().sum(dim=-1)
 
     def entropy(self) -> Tensor:
         """Nats `[...]`: a normal's, of the share that is left, and what the two cut ends take away."""
-        lean = (self.low * _density(self.low) - self.high * _density(self.high)) / (2.0 * self.share)
-        return self.base.entropy() + (self.share.log() + lean).sum(dim=-1)
+        lean = (self.low * _density(self.low) - self.high * _density(self.high)) / (2.0 * self.mass)
+        return self.base.entropy() + (self.mass.log() + lean).sum(dim=-1)
 
 
-class _SquashedSample(Function):
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-        action, surprise, deviation = squashed_draw(mean, log_std)
-        ctx.save_for_backward(action, deviation)
-        return action, -surprise
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, for_action: Tensor, for_log_prob: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return squashed_draw_back(for_action, -for_log_prob, *ctx.saved_tensors)
-
-
-def squashed_draw(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A draw a = tanh(u), u = mean + deviation, deviation = noise * std; its surprise -log p(a) `[...]`; the deviation.
-
-    -log p(a) = sum( noise^2 / 2 + log std + log(2 pi) / 2 + log(1 - a^2) )
-
-    log(1 - a^2) = 2u + log 4 - 2 log(1 + exp(2u)), which neither overflows nor loses digits near the edge.
-    """
-    noise = torch.randn_like(mean)
-    deviation = noise * log_std.exp()
-    unsquashed = mean + deviation
-    terms = torch.addcmul(log_std, noise, noise, value=0.5)
-    terms = terms.add_(unsquashed, alpha=2.0).sub_(F.softplus(unsquashed, beta=2.0), alpha=4.0)
-    constant = mean.shape[-1] * (0.5 * LOG_TWO_PI + math.log(4.0))
-    return torch.tanh(unsquashed), terms.sum(dim=-1) + constant, deviation
-
-
-def squashed_draw_back(
-    for_action: Tensor, for_surprise: Tensor, action: Tensor, deviation: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of mean and log_std from those of a draw's action `[..., A]` and surprise `[...]`.
-
-    d/d mean    = g_a (1 - a^2) - 2 a g_s  =: g_u        since log(1 - tanh(u)^2) has the slope -2a
-    d/d log_std = g_u * deviation + g_s
-    """
-    per_dimension = for_surprise.unsqueeze(-1)
-    gradient = torch.addcmul(_tanh_backward(for_action, action), per_dimension, action, value=-2.0)
-    return gradient, torch.addcmul(per_dimension, gradient, deviation)
+def log_tanh_derivative(unsquashed: Tensor) -> Tensor:
+    """log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which neither overflows nor loses digits."""
+    return 2.0 * (math.log(2.0) - unsquashed - F.softplus(-2.0 * unsquashed))
 
 
 Distribution = Categorical | MultiCategorical | DiagonalGaussian | SquashedGaussian | TruncatedGaussian

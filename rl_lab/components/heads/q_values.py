@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.networks.mlp import MLP
-from rl_lab.kernels import fused
 from rl_lab.types import ActionSpec, ConfigError
 
 
@@ -51,14 +50,10 @@ class ActionNetwork(nn.Module):
         self.value = network(numbers_per_action) if dueling else None
 
     def forward(self, features: Tensor) -> Tensor:
+        advantage = self._by_action(self.advantage(features))
         if self.value is None:
-            return self._by_action(self.advantage(features))
-        stacks = (self.advantage.stack(), self.value.stack()) if fused.can_fuse(features) else (None, None)
-        if stacks[0] is not None and stacks[1] is not None:
-            flat, value = fused.fused_stacks(features, [stacks[0], stacks[1]])
-        else:
-            flat, value = self.advantage(features), self.value(features)
-        advantage = self._by_action(flat)
+            return advantage
+        value = self.value(features)
         if self.numbers > 1:
             value = value.unsqueeze(-2)
         return value + advantage - advantage.mean(self.actions_axis, keepdim=True)

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import Function, once_differentiable
 
-from rl_lab.components.heads.distributions import Categorical, SquashedGaussian, squashed_draw, squashed_draw_back
-from rl_lab.components.networks.ensemble import EnsembleMLP, run_layers, run_layers_back
+from rl_lab.components.heads.distributions import Categorical, SquashedGaussian
+from rl_lab.components.networks.ensemble import EnsembleMLP
 from rl_lab.types import ActionSpec, ConfigError
-
-_hardtanh_backward = torch.ops.aten.hardtanh_backward.default
 
 SoftPolicy = SquashedGaussian | Categorical
 
 
-@dataclass(frozen=True)
-class Draw:
-    """One action per row `[B, A]` through which gradients reach the policy, and its surprise `[B]`, -log p(action),
-    which estimates the entropy."""
-
-    action: Tensor
-    entropy: Tensor
-
-
 class SoftActor(nn.Module):
-    """Features to a policy: a normal pressed into (-1, 1) by tanh, its deviation learnt per state, or a categorical.
+    """Features to a policy: a normal pressed into (-1, 1) by tanh, its std learnt per state, or a categorical.
 
     log_std is held within bounds: beyond them tanh leaves nothing to learn from, or the policy is a point.
     """
@@ -70,60 +56,10 @@ class SoftActor(nn.Module):
         mean, log_std = output.float().chunk(2, dim=-1)
         return SquashedGaussian(mean, F.hardtanh(log_std, *self.log_std_bounds))
 
-    def decide(
-        self, now: Tensor, later: Tensor, mask: Tensor | None = None, later_mask: Tensor | None = None
-    ) -> tuple[Draw | Categorical, Draw | Categorical]:
-        """What to do in both rows of a transition: `now` with gradients, `later` without. Features `[B, F]` each."""
-        if self.is_continuous and self.network.can_fuse(now):
-            rows, parameters = torch.cat((now, later)), self.network.layers()
-            settings = (len(now), self.log_std_bounds, self.network.activation_name)
-            drawn = _DrawBoth.apply(*settings, rows, *parameters)  # type: ignore[no-untyped-call]
-            return Draw(*drawn[:2]), Draw(*drawn[2:])
-        with torch.no_grad():
-            decision = _drawn(self(later, later_mask))
-        return _drawn(self(now, mask)), decision
-
-
-def _drawn(policy: SoftPolicy) -> Draw | Categorical:
-    if isinstance(policy, Categorical):
-        return policy  # all of its actions are judged, so none is drawn
-    action, log_prob = policy.rsample_with_log_prob()
-    return Draw(action, -log_prob)
-
-
-class _DrawBoth(Function):
-    """Network, bounds and draw of the rows that learn and of those behind them in one node: few kernels on a GPU, and
-    no gradient is computed for the rows that do not learn."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, learning: int, bounds: tuple[float, float], activation: str, rows: Tensor, *parameters: Tensor
-    ) -> tuple[Tensor, ...]:
-        output, hidden = run_layers(rows, parameters, activation)
-        mean, unbounded = output[0].chunk(2, dim=1)
-        action, entropy, deviation = squashed_draw(mean, F.hardtanh(unbounded, *bounds))
-        ctx.bounds, ctx.activation, ctx.num_layers = bounds, activation, len(parameters) // 2
-        learnt = [rows[:learning], *(layer[:, :learning] for layer in hidden), *parameters[: ctx.num_layers]]
-        ctx.save_for_backward(*learnt, action[:learning], deviation[:learning], unbounded[:learning])
-        ctx.set_materialize_grads(False)
-        others = action[learning:], entropy[learning:]
-        ctx.mark_non_differentiable(*others)
-        return action[:learning], entropy[:learning], *others
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        *learnt, action, deviation, unbounded = ctx.saved_tensors
-        for_action, for_entropy = (
-            torch.zeros_like(like) if gradient is None else gradient
-            for gradient, like in zip(gradients[:2], (action, action[:, 0]), strict=True)
-        )
-        for_mean, for_log_std = squashed_draw_back(for_action, for_entropy, action, deviation)
-        for_unbounded = _hardtanh_backward(for_log_std, unbounded, *ctx.bounds)
-        gradient = torch.cat((for_mean, for_unbounded), dim=1).unsqueeze(0)
-        kept, weights = learnt[: ctx.num_layers], learnt[ctx.num_layers :]
-        found, _ = run_layers_back(gradient, kept, weights, ctx.activation, ctx.needs_input_grad[4:])
-        return (None, None, None, None, *found)
+    def noise(self, features: Tensor) -> Tensor:
+        """For one draw per row `[B, A]`; a categorical needs none, since all of its actions are weighed."""
+        size = self.network.output_size // 2 if self.is_continuous else 0
+        return torch.randn(len(features), size, device=features.device)
 
 
 class TwinCritic(nn.Module):
@@ -156,16 +92,14 @@ class TwinCritic(nn.Module):
         chosen = action.expand(2, -1).unsqueeze(-1)
         return self.networks(features).gather(-1, chosen).squeeze(-1)
 
-    def expect(self, features: Tensor, policy: Draw | Categorical) -> tuple[Tensor, Tensor]:
-        """What the policy may hope for, `[B]`: E[min Q(s, a)] and its entropy E[-log p(a|s)].
-
-        Gradients reach the policy (and never the critics): through one reparametrised draw for continuous actions,
-        through the exact expectation over discrete ones.
-        """
-        if isinstance(policy, Draw):
-            return self.networks.least(features, policy.action), policy.entropy
-        lesser = self.networks(features, frozen=True).float().amin(dim=0)  # [B, A]
-        return (policy.probs * lesser).sum(dim=-1), policy.entropy()
+    def expect(self, features: Tensor, policy: SoftPolicy, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """E[min Q(s, a)] under the policy and its entropy E[-log p(a|s)], `[B]` each: from one reparametrised draw of
+        continuous actions, exactly over discrete ones."""
+        if isinstance(policy, Categorical):
+            least = self.networks(features).float().amin(dim=0)  # [B, A]
+            return (policy.probs * least).sum(dim=-1), policy.entropy()
+        action, log_prob = policy.rsample_with_log_prob(noise)
+        return self(features, action).float().amin(dim=0), -log_prob
 
 
 class Temperature(nn.Module):

@@ -7,7 +7,6 @@ were tuned with ("The 37 implementation details of PPO", detail 2); a caller nam
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
@@ -16,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.kernels import fused
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ConfigError, did_you_mean
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -62,45 +61,15 @@ class MLP(nn.Module):
         self.norms = nn.ModuleList(make_norm(size) for size in sizes[1:]) if make_norm is not None else None
         self.output = linear(sizes[-1], output_size, gain=output_gain) if output_size is not None else None
         self.output_size = sizes[-1] if output_size is None else output_size
-        # The dicts in which the layers keep weight and bias: reading these instead of calling the layers halves
-        # the Python time of a small network, and moving, copying or loading the module leaves them valid.
-        layers = [*self.hidden, *([] if self.output is None else [self.output])]
-        self._layer_parameters = [layer._parameters for layer in layers]
-        self._stack: fused.Stack | None = None
+        self.layers = [*self.hidden, *([] if self.output is None else [self.output])]
+        self.has_output = output_size is not None
 
+    @fast_path("rl_lab.kernels.cpu_mlp:MLP_FORWARD")
     def forward(self, features: Tensor) -> Tensor:
         """`[..., input_size]` to `[..., output_size]`."""
-        if self.norms is not None:
-            return self._forward_with_norms(features)
-        if not self._layer_parameters:
-            return features
-        if fused.can_fuse(features) and (stack := self.stack()) is not None:
-            return fused.fused_stacks(features, [stack])[0]
-        if fused.can_only_act(features) and (stack := self.stack()) is not None:
-            return fused.act_with(features, stack)
-        layers = self._layers()
-        for index in range(0, len(layers), 2):
-            features = F.linear(features, layers[index], layers[index + 1])
-            if self.output is None or index < len(layers) - 2:
-                features = self.activation(features)
-        return features
-
-    def stack(self) -> fused.Stack | None:
-        """The layers as they can be fused, None where they cannot (norms, other activations, no layers)."""
-        if self.norms is not None or self.activation_name not in fused.ACTIVATIONS or not self._layer_parameters:
-            return None
-        layers = self._layers()
-        if self._stack is None or any(map(operator.is_not, layers, self._stack.layers)):
-            self._stack = fused.Stack(layers, self.activation_name, is_last_bare=self.output is not None)
-        return self._stack
-
-    def _layers(self) -> list[Tensor]:
-        return [tensor for layer in self._layer_parameters for tensor in layer.values()]  # type: ignore[misc]
-
-    def _forward_with_norms(self, features: Tensor) -> Tensor:
-        assert self.norms is not None
-        for layer, norm in zip(self.hidden, self.norms, strict=True):
-            features = self.activation(norm(layer(features)))
+        for index, layer in enumerate(self.hidden):
+            features = layer(features)
+            features = self.activation(features if self.norms is None else self.norms[index](features))
         return features if self.output is None else self.output(features)
 
 

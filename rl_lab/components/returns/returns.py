@@ -4,7 +4,7 @@ Every function here takes rows 0..T (`[B, T+1]`, docs/time_steps.md) and answers
 
      row t            0       1       2       3       4 = T
      reward           0       r1      r2      0       r4       arrives WITH the row, so action 0 earned r1
-     value            V0      V1      V2      V3      V4       the critic's guess at that row's observation
+     value            V0      V1      V2      V3      V4       the critic's value of that row's observation
      is_first         1       0       0       1       0
      is_last          0       0       1       0       0        row 2 ends an episode
      is_terminal      0       0       1/0     0       0        1: V2 is worth nothing; 0 (time limit): V2 counts
@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-from rl_lab.types import Batch, ConfigError
 
 
 def lambda_return(
@@ -48,7 +46,7 @@ def lambda_return(
 def generalized_advantage(
     reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, lambda_: float
 ) -> Tensor:
-    """GAE `[B, T]`: how much better than the critic's guess, `lambda_return - value`."""
+    """GAE `[B, T]`: `lambda_return - value`."""
     returns = lambda_return(reward, value, is_last, is_terminal, discount=discount, lambda_=lambda_)
     return returns - value[:, :-1]
 
@@ -109,88 +107,3 @@ def scan_from_the_end(base: Tensor, carry: Tensor) -> Tensor:
         carry = carry[:-reach] * carry[reach:]
         reach *= 2
     return base.t()
-
-
-# --- the same by name in YAML: callables (batch, value) -> [B, T] -------------------------------
-
-
-class TDLambda:
-    """TD(lambda) returns; the critic's usual target."""
-
-    def __init__(self, *, discount: float = 0.99, lambda_: float = 0.95) -> None:
-        self.discount = _in_unit_interval("discount", discount)
-        self.lambda_ = _in_unit_interval("lambda_", lambda_)
-
-    def __call__(self, batch: Batch, value: Tensor) -> Tensor:
-        """Returns `[B, T]` of a batch of rows `[B, T+1]` and their values `[B, T+1]`."""
-        return lambda_return(
-            batch["reward"],
-            value,
-            batch["is_last"],
-            batch["is_terminal"],
-            discount=self.discount,
-            lambda_=self.lambda_,
-        )
-
-
-class GAE(TDLambda):
-    """Generalised advantages: TD(lambda) returns less the critic's guess."""
-
-    def __call__(self, batch: Batch, value: Tensor) -> Tensor:
-        """Advantages `[B, T]`."""
-        return super().__call__(batch, value) - value[:, :-1]
-
-
-class Discounted(TDLambda):
-    """Discounted rewards that really came; bootstraps only at time limits and where the rows end."""
-
-    def __init__(self, *, discount: float = 0.99) -> None:
-        super().__init__(discount=discount, lambda_=1.0)
-
-
-class NStep:
-    """n rewards, then the critic."""
-
-    def __init__(self, *, discount: float = 0.99, n: int = 5) -> None:
-        if n < 1:
-            raise ConfigError(f"return computer: n is {n}; allowed is a whole number from 1 on. Write n: 1 or more.")
-        self.discount = _in_unit_interval("discount", discount)
-        self.n = n
-
-    def __call__(self, batch: Batch, value: Tensor) -> Tensor:
-        """Returns `[B, T]`."""
-        rows = (batch["reward"], value, batch["is_last"], batch["is_terminal"])
-        return n_step_return(*rows, discount=self.discount, n=self.n)
-
-
-class RewardToGo:
-    """Rewards from here to the end of the episode; the critic is not asked."""
-
-    def __init__(self, *, discount: float = 1.0) -> None:
-        self.discount = _in_unit_interval("discount", discount)
-
-    def __call__(self, batch: Batch, value: Tensor | None = None) -> Tensor:
-        """Returns `[B, T]`."""
-        return reward_to_go(batch["reward"], batch["is_last"], discount=self.discount)
-
-
-class EpisodeReturn(RewardToGo):
-    """The whole episode's return for each of its actions."""
-
-    def __call__(self, batch: Batch, value: Tensor | None = None) -> Tensor:
-        """Returns `[B, T]`."""
-        return episode_return(batch["reward"], batch["is_last"], discount=self.discount)
-
-
-class NoReturn:
-    """No credit over time: each action is worth the one reward that answered it."""
-
-    def __call__(self, batch: Batch, value: Tensor | None = None) -> Tensor:
-        """Rewards `[B, T]`."""
-        return batch["reward"][:, 1:]
-
-
-def _in_unit_interval(name: str, value: float) -> float:
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"return computer: {name} is {value}; allowed is 0 to 1. Write for example {name}: 0.95.")
-    return float(value)

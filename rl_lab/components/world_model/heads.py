@@ -24,7 +24,7 @@ from rl_lab.components.heads.distributions import (
 from rl_lab.components.networks.mlp import choose
 from rl_lab.components.world_model.latents import unimix
 from rl_lab.components.world_model.layers import Stack, dense
-from rl_lab.components.world_model.two_hot import TwoHot, symexp_bins
+from rl_lab.components.world_model.two_hot import SymlogTwoHot, TwoHot, symexp_bins, symlog_bins
 from rl_lab.kernels.door import fast_path
 from rl_lab.types import ActionSpec, ConfigError
 
@@ -52,7 +52,7 @@ class ScalarHead(nn.Module):
     """Features to a prediction with `mean()` and `loss(target)`: rewards and values."""
 
     bins: Tensor
-    kinds = {"two_hot": "two_hot", "normal": "normal"}
+    kinds = {"two_hot": (TwoHot, symexp_bins), "symlog_two_hot": (SymlogTwoHot, symlog_bins), "normal": (Scalar, None)}
 
     def __init__(
         self,
@@ -67,18 +67,17 @@ class ScalarHead(nn.Module):
         output_scale: float = 0.0,
     ) -> None:
         super().__init__()
-        self.prediction = choose(self.kinds, prediction, place="head prediction")
+        self.prediction, make_bins = choose(self.kinds, prediction, place="head prediction")
         self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
-        width = bins if prediction == "two_hot" else 1
-        self.output = dense(self.stack.output_size, width, scale=output_scale)
-        if prediction == "two_hot":
-            self.register_buffer("bins", symexp_bins(bins), persistent=False)  # known from their count
+        self.output = dense(self.stack.output_size, bins if make_bins else 1, scale=output_scale)
+        if make_bins:
+            self.register_buffer("bins", make_bins(bins), persistent=False)  # known from their count
 
     def forward(self, features: Tensor) -> TwoHot | Scalar:
         """Features `[..., F]` to a prediction of one number per row."""
         hidden = self.stack(features)
-        if self.prediction == "two_hot":
-            return TwoHot(self.output(hidden), self.bins)
+        if self.prediction is not Scalar:
+            return self.prediction(self.output(hidden), self.bins)
         # Not as a matrix product: bfloat16 cannot tell 79 from 79.2.
         number = (hidden.float() * self.output.weight[0]).sum(dim=-1, keepdim=True)
         return Scalar(number + self.output.bias)

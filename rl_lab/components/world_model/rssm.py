@@ -102,8 +102,9 @@ class BlockGRU(nn.Module):
 
 
 class GRU(nn.Module):
-    """DreamerV2's recurrence: one layer for latent and action, then a GRU, normed. Without the norm it also stands in
-    for those of PlaNet and V1, whose cells differ in where they reset and in the bias of their update gate."""
+    """DreamerV2's recurrence: one layer for latent and action, then a GRU, normed. The first release of V3 (2023) norms
+    that layer as well. Without norms it also stands in for those of PlaNet and V1, whose cells differ in where they
+    reset and in how they start to remember."""
 
     def __init__(self, sizes: CellSizes, *, activation: str = "elu", norm: str = "none") -> None:
         super().__init__()
@@ -157,6 +158,8 @@ class RSSM(nn.Module):
             raise ConfigError(f"dynamics: deter is {deter} and hidden is {hidden}; write whole numbers from 1 on.")
         style = {"activation": activation, "norm": norm}
         recurrent_style = {"activation": activation, "norm": norm if recurrence_norm is None else recurrence_norm}
+        if recurrence == "gru":
+            recurrent_style["input_norm"] = norm
         self.action = action
         self.one_kernel = one_kernel
         self.deter = deter

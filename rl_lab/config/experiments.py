@@ -1,0 +1,161 @@
+"""Named experiments: which there are, and which one a word on the command line means."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rl_lab.config.files import (
+    PACKAGE_CONFIGS,
+    config_directories,
+    defaults_of,
+    experiment_files,
+    find,
+    read,
+    value_at,
+)
+from rl_lab.config.groups import Groups
+from rl_lab.types import ConfigError, did_you_mean
+
+DEFAULT_EXPERIMENT = "ppo_cartpole"
+
+
+@dataclass(frozen=True)
+class ExperimentInfo:
+    """A named experiment, as `rl-lab experiments` shows it."""
+
+    name: str
+    algorithm: str
+    environment: str
+    description: str
+
+
+def experiment_names(config_dir: Path | None = None) -> list[str]:
+    """Every named experiment, whether its file can be read or not."""
+    folders = [directory / "experiment" for directory in config_directories(config_dir)]
+    files = [file.relative_to(folder) for folder in folders for file in folder.rglob("*.yaml")]
+    return sorted({file.with_suffix("").as_posix() for file in files})
+
+
+def list_experiments(config_dir: Path | None = None) -> list[ExperimentInfo]:
+    """Every named experiment, read from its files without composing them; one that cannot be read is left out."""
+    infos = []
+    for name in experiment_names(config_dir):
+        try:
+            infos.append(_read_info(name, config_dir))
+        except ConfigError as error:
+            _warn_once(f"left out: {error}")
+    return infos
+
+
+@cache
+def _warn_once(sentence: str) -> None:
+    logging.getLogger("rl_lab").warning(sentence)
+
+
+def _read_info(name: str, config_dir: Path | None) -> ExperimentInfo:
+    chosen = {"algorithm": "ppo", "environment": "gymnasium"}
+    environment = description = None
+    for file in reversed(list(experiment_files(name, config_dir))):  # what it builds on first
+        for entry in defaults_of(file):
+            if isinstance(entry, dict):
+                for group, option in entry.items():
+                    chosen[group.removeprefix("override ").strip().lstrip("/")] = str(option)
+        environment = value_at(read(file), "environment.id") or environment
+        description = value_at(read(file), "experiment.description")
+    if environment is None:
+        group_file = find(f"environment/{chosen['environment']}.yaml", config_dir)
+        environment = None if group_file is None else read(group_file).get("id")
+    return ExperimentInfo(name, chosen["algorithm"], str(environment or "?"), str(description or ""))
+
+
+def resolve_experiment(
+    experiment: str | None, overrides: Mapping[str, str], groups: Groups, config_dir: Path | None
+) -> tuple[str | None, list[str]]:
+    """The named experiment to compose and the overrides that its spelling implies."""
+    algorithm = overrides.get("algorithm")
+    if experiment is None:
+        if algorithm in (None, _read_info(DEFAULT_EXPERIMENT, config_dir).algorithm):
+            return DEFAULT_EXPERIMENT, []
+        return None, [f"experiment.name={algorithm}"]
+    chosen, implied = _resolve_name(experiment, groups, config_dir)
+    if algorithm in groups["algorithm"]:
+        own = _read_info(chosen, config_dir) if chosen else None
+        own_algorithm = own.algorithm if own else implied[0].removeprefix("algorithm=")
+        if algorithm != own_algorithm:
+            environment = own.environment if own else experiment.rpartition(":")[0]
+            cure = f"{environment}:{algorithm}" if environment else algorithm
+            raise ConfigError(
+                f"algorithm={algorithm}: {experiment} is set up for {own_algorithm}, and its settings do not fit. "
+                f"Write: rl-lab train {cure}"
+            )
+    return chosen, implied
+
+
+def _resolve_name(experiment: str, groups: Groups, config_dir: Path | None) -> tuple[str | None, list[str]]:
+    names = experiment_names(config_dir)
+    if experiment in names:
+        list(experiment_files(experiment, config_dir))  # in words of ours, if one of them cannot be read
+        return experiment, []
+    environment, separator, variant = experiment.rpartition(":")
+    if separator and "=" not in experiment:
+        return _resolve_variant(environment, variant, groups, config_dir)
+    if experiment in groups["algorithm"]:
+        return None, [f"algorithm={experiment}", f"experiment.name={experiment}"]
+    raise ConfigError(
+        f"There is no experiment '{experiment}'.{did_you_mean(experiment, [*names, *groups['algorithm']])} "
+        "`rl-lab experiments` lists them; ENVIRONMENT:ALGORITHM, such as CartPole-v1:ppo, names any other."
+    )
+
+
+def _resolve_variant(
+    environment: str, variant: str, groups: Groups, config_dir: Path | None
+) -> tuple[str | None, list[str]]:
+    """`Pendulum-v1:dreamer`: an experiment for that environment, or an algorithm or experiment made for any."""
+    infos = list_experiments(config_dir)
+    here = [info for info in infos if info.environment == environment]
+    found = [info.name for info in here if _name_without_environment(info) == variant]
+    found = found or [info.name for info in here if info.name == variant]
+    if not found:  # by its algorithm: one of ours; a user's own is meant only by its name
+        fitting = [info for info in here if info.algorithm == variant and _is_shipped(info.name, config_dir)]
+        found = [info.name for info in fitting if _name_without_environment(info)] or [info.name for info in fitting]
+    if len(found) > 1:
+        raise ConfigError(f"'{environment}:{variant}' means several experiments: {', '.join(found)}. Name one of them.")
+    if found:
+        return found[0], []
+    is_group = environment in groups["environment"]  # such as dmc/walker_walk
+    slug = re.sub(r"[^A-Za-z0-9]+", "_", environment).strip("_").lower()
+    implied = [f"environment={environment}" if is_group else f"environment.id='{environment}'"]
+    implied += [f"experiment.name={variant}_{slug}"]
+    if variant in groups["algorithm"]:
+        return None, [f"algorithm={variant}", *implied]
+    elsewhere = next((info for info in infos if info.name == variant), None)
+    if elsewhere is None:
+        algorithms, names = groups["algorithm"], [info.name for info in here]
+        raise ConfigError(
+            f"'{environment}:{variant}': '{variant}' is neither an algorithm nor an experiment for {environment}."
+            f"{did_you_mean(variant, [*algorithms, *names])} Algorithms: {', '.join(algorithms)}."
+            + (f" Experiments: {', '.join(names)}." if names else "")
+        )
+    if _name_without_environment(elsewhere):
+        raise ConfigError(
+            f"{variant} is made for {elsewhere.environment}. To try its settings elsewhere, write: "
+            f"rl-lab train {variant} {implied[0]}".replace("'", "")
+        )
+    return variant, implied
+
+
+def _name_without_environment(info: ExperimentInfo) -> str:
+    """`ppo_cartpole_efficient` on CartPole-v1: `ppo_efficient`; empty where the name says no environment."""
+    environment = re.sub(r"-v\d+$", "", info.environment.rpartition("/")[2]).lower()
+    before, found, after = info.name.partition(f"_{environment}")
+    return before + after if found else ""
+
+
+def _is_shipped(name: str, config_dir: Path | None) -> bool:
+    file = find(f"experiment/{name}.yaml", config_dir)
+    return file is not None and file.is_relative_to(PACKAGE_CONFIGS)

@@ -1,0 +1,148 @@
+"""What Hydra's order of files gets wrong when the command line chooses a group.
+
+Hydra applies the experiment after every group, so its numbers would stay although their class, their environment or
+their size was replaced by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+
+from rl_lab.config.files import (
+    Config,
+    config_directories,
+    defaults_of,
+    experiment_files,
+    find,
+    paths_of,
+    read,
+    value_at,
+)
+from rl_lab.config.groups import as_dict, join_groups, set_value, values_by_key
+from rl_lab.types import ConfigError
+
+LATE_GROUPS = ("memory", "decoder", "task", "preset")  # whose files may name another class for a block
+PART_GROUPS = ("memory", "q_values", "replay", "decoder")  # of which an experiment may have made its own choice
+
+
+def repair_joined(joined: Any, overrides: Sequence[Override], config_dir: Path | None) -> None:
+    """Before interpolations are resolved: the chosen environment and size replace the experiment's own."""
+    named = values_by_key(overrides)
+    _keep_chosen_environment(joined, overrides, named, config_dir)
+    _keep_chosen_size(joined, named, config_dir)
+
+
+def repair_config(
+    config: Config, experiment: str | None, overrides: Sequence[Override], config_dir: Path | None
+) -> None:
+    """Afterwards: keys that belong to a replaced choice or class are removed; choices without effect are refused."""
+    named = values_by_key(overrides)
+    files = list(experiment_files(experiment, config_dir))
+    _leave_out_absent_parts(config, named.get("preset", "none"), config_dir)
+    _forget_replaced_choices(config, files, named, config_dir)
+    _start_replaced_blocks_afresh(config, files, named, config_dir)
+    _refuse_choices_without_effect(config, named, config_dir)
+
+
+def _keep_chosen_environment(
+    joined: Any, overrides: Sequence[Override], named: dict[str, str], config_dir: Path | None
+) -> None:
+    """An environment chosen by name, or by a task, replaces the experiment's own; how many run is up to the rest."""
+    task = named.get("task", "none")
+    if "environment" in named or task != "none":
+        roots = ("environment", "task", "preset")
+        own = [str(item.input_line) for item in overrides if str(item.key_or_group).split(".")[0] in roots]
+        num_envs = joined.environment.num_envs
+        joined.environment = join_groups(own, config_dir).environment
+        joined.environment.num_envs = num_envs
+    if {"environment", "task"} <= named.keys() and (file := find(f"task/{task}.yaml", config_dir)) is not None:
+        alone = join_groups([f"environment={named['environment']}"], config_dir)
+        offered = set(paths_of(as_dict(alone, resolve=False)))
+        for path in paths_of({"environment": read(file).get("environment", {})}):
+            if path not in offered:
+                raise ConfigError(
+                    f"task={task} does not fit environment={named['environment']}, which has no {path}. "
+                    "Leave one of the two out, or choose an environment of the task's kind."
+                )
+
+
+def _keep_chosen_size(joined: Any, named: dict[str, str], config_dir: Path | None) -> None:
+    """A size chosen by name replaces the experiment's own numbers."""
+    if (file := find(f"size/{named.get('size', 'none')}.yaml", config_dir)) is not None:
+        numbers = read(file)
+        for path in [path for path in paths_of(numbers) if path not in named]:
+            if not isinstance(value := value_at(numbers, path), dict):
+                set_value(joined, path, value)
+
+
+def _leave_out_absent_parts(config: Config, preset: str, config_dir: Path | None) -> None:
+    """What a preset says of one algorithm's part does not bring it back where an experiment does without (`null`)."""
+    for directory in config_directories(config_dir):
+        for file in directory.glob(f"preset_for/{preset}_*.yaml"):
+            content: Config = {}
+            with suppress(ConfigError):  # one of another algorithm: Hydra has read the one that takes part
+                content = read(file)
+            for kind, part in [path.split(".") for path in paths_of(content) if path.count(".") == 1]:
+                block = value_at(config, f"{kind}.{part}")
+                if kind in ("controllers", "buffers") and isinstance(block, dict) and "_target_" not in block:
+                    config[kind][part] = None
+
+
+def _own_choices(files: Sequence[Path]) -> dict[str, str]:
+    """The groups that an experiment chooses itself: {'replay': 'uniform'}."""
+    everything = [entry for file in reversed(files) for entry in defaults_of(file)]  # what it builds on comes first
+    entries = [entry for entry in everything if isinstance(entry, dict)]
+    chosen = {key: str(option) for entry in entries for key, option in entry.items()}
+    return {key.removeprefix("override /"): option for key, option in chosen.items() if key.startswith("override /")}
+
+
+def _forget_replaced_choices(
+    config: Config, files: Sequence[Path], named: dict[str, str], config_dir: Path | None
+) -> None:
+    """The keys of a choice that the command line replaced go with it: no range of returns without a distribution."""
+    own = _own_choices(files)
+    numbers = {path for file in files for path in paths_of(read(file))}
+    for group in [group for group in PART_GROUPS if group in named and group in own]:
+        replaced, chosen = (find(f"{group}/{choice}.yaml", config_dir) for choice in (own[group], named[group]))
+        if replaced is None or chosen is None:
+            continue
+        for path in numbers & {*paths_of(read(replaced))} - {*paths_of(read(chosen))} - named.keys():
+            parent, _, last = path.rpartition(".")
+            block = value_at(config, parent)
+            if isinstance(block, dict) and not isinstance(block.get(last), dict):
+                block.pop(last, None)
+
+
+def _start_replaced_blocks_afresh(
+    config: Config, files: Sequence[Path], named: dict[str, str], config_dir: Path | None
+) -> None:
+    """A block whose `_target_` is named anew holds only what was named with it, and the `input` it had.
+
+    The keys of the old class are not those of the new one.
+    """
+    chosen = _own_choices(files) | named
+    late = [find(f"{group}/{chosen[group]}.yaml", config_dir) for group in LATE_GROUPS if group in chosen]
+    paths = {path for file in (*files, *late) if file is not None for path in paths_of(read(file))} | named.keys()
+    for path in [path.removesuffix("._target_") for path in paths if path.endswith("._target_")]:
+        block = value_at(config, path)
+        if isinstance(block, dict):
+            for key in [key for key in block if key != "input" and f"{path}.{key}" not in paths]:
+                del block[key]
+
+
+def _refuse_choices_without_effect(config: Config, named: dict[str, str], config_dir: Path | None) -> None:
+    """A part chosen by name whose class the experiment replaces, since it applies later, would have no effect."""
+    for group in [group for group in PART_GROUPS if group in named]:
+        chosen = read(Path(f"{find(f'{group}/{named[group]}.yaml', config_dir)}"))
+        for path in [path for path in paths_of(chosen) if path.endswith("._target_") and path not in named]:
+            if value_at(config, path) != value_at(chosen, path):
+                raise ConfigError(
+                    f"{group}={named[group]} would change nothing: {path.removesuffix('._target_')} is the "
+                    f"{value_at(config, path)} of {config['experiment']['name']}. Leave {group} out of the command, or "
+                    "train another experiment."
+                )

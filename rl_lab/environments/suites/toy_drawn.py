@@ -1,0 +1,129 @@
+"""Toy environments with a picture: rendered with numpy alone, learnt in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rl_lab.environments.suites.toy import Result, Toy
+
+WHITE, DARK, GREEN, RED = (255, 255, 255), (40, 40, 60), (60, 160, 80), (200, 60, 60)
+
+
+def canvas(height: int, width: int) -> np.ndarray:
+    return np.full((height, width, 3), WHITE, np.uint8)
+
+
+class Drawn(Toy):
+    """Base of environments that can be drawn as RGB arrays."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        return self._draw() if self.render_mode == "rgb_array" else None
+
+    def _draw(self) -> np.ndarray:
+        raise NotImplementedError
+
+
+class Corridor(Drawn):
+    """Start in the middle, leave on the right: +1 there, 0 on the left, -0.01 per step on the way"""
+
+    def __init__(self, length: int = 7, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.observation_space = spaces.Box(0.0, 1.0, (length,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.length, self.place = length, length // 2
+
+    def _observe(self) -> np.ndarray:
+        observation = np.zeros(self.length, np.float32)
+        observation[self.place] = 1.0
+        return observation
+
+    def _begin(self) -> None:
+        self.place = self.length // 2
+
+    def step(self, action: Any) -> Result:
+        self.place += 1 if int(action) == 1 else -1
+        is_right, is_left = self.place == self.length - 1, self.place == 0
+        reward = 1.0 if is_right else 0.0 if is_left else -0.01
+        return self._observe(), reward, is_right or is_left, False, {}
+
+    def _draw(self) -> np.ndarray:
+        frame = canvas(16, 16 * self.length)
+        frame[:, :16], frame[:, -16:] = RED, GREEN
+        frame[4:12, 16 * self.place + 4 : 16 * self.place + 12] = DARK
+        return frame
+
+
+class PointMass(Drawn):
+    """Push a mass to the origin and keep it there: reward -(distance squared) - 0.01 (force squared) per step"""
+
+    step_s = 0.2
+    bound = 2.0
+
+    def __init__(self, dimensions: int = 1, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.observation_space = spaces.Box(-self.bound, self.bound, (2 * dimensions,), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (dimensions,), np.float32)
+        self.dimensions = dimensions
+        self.position, self.velocity = np.zeros(dimensions), np.zeros(dimensions)
+
+    def _observe(self) -> np.ndarray:
+        return np.concatenate([self.position, self.velocity]).astype(np.float32)
+
+    def _begin(self) -> None:
+        self.position = self.np_random.uniform(-1.0, 1.0, self.dimensions)
+        self.velocity = np.zeros(self.dimensions)
+
+    def step(self, action: Any) -> Result:
+        force = np.clip(np.asarray(action, np.float64).reshape(-1), -1.0, 1.0)
+        self.velocity = np.clip(self.velocity + self.step_s * force, -self.bound, self.bound)
+        self.position = np.clip(self.position + self.step_s * self.velocity, -self.bound, self.bound)
+        reward = -float(self.position @ self.position) - 0.01 * float(force @ force)
+        return self._observe(), reward, False, False, {}
+
+    def _draw(self) -> np.ndarray:
+        frame = canvas(64, 64)
+        frame[30:34, 30:34] = GREEN
+        place = np.zeros(2)
+        place[: min(2, self.dimensions)] = self.position[:2]
+        column, row = np.clip((32 + 14 * place).astype(int), 2, 61)
+        frame[row - 2 : row + 3, column - 2 : column + 3] = DARK
+        return frame
+
+
+class PixelCatch(Drawn):
+    """A ball falls; a paddle three pixels wide at the bottom must be under it: +1 caught, -1 missed. uint8 image"""
+
+    def __init__(self, size: int = 16, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
+        self.action_space = spaces.Discrete(3)
+        self.size, self.paddle, self.ball_row, self.ball_column = size, size // 2, 0, 0
+
+    def _observe(self) -> np.ndarray:
+        image = np.zeros((self.size, self.size, 1), np.uint8)
+        image[self.ball_row, self.ball_column] = 255
+        image[-1, self.paddle - 1 : self.paddle + 2] = 255
+        return image
+
+    def _begin(self) -> None:
+        self.paddle, self.ball_row = self.size // 2, 0
+        self.ball_column = int(self.np_random.integers(self.size))
+
+    def step(self, action: Any) -> Result:
+        self.paddle = int(np.clip(self.paddle + int(action) - 1, 1, self.size - 2))
+        self.ball_row += 1
+        is_down = self.ball_row == self.size - 1
+        is_caught = abs(self.ball_column - self.paddle) <= 1
+        reward = (1.0 if is_caught else -1.0) if is_down else 0.0
+        return self._observe(), reward, is_down, False, {}
+
+    def _draw(self) -> np.ndarray:
+        return np.repeat(np.kron(self._observe()[..., 0], np.ones((4, 4), np.uint8))[..., None], 3, axis=2)

@@ -1,0 +1,232 @@
+"""One training process from its start to its end: the run directory, signals, the loop, what a finished run shows."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rl_lab.config.compose import to_yaml
+from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
+from rl_lab.experiment.build import Experiment, build
+from rl_lab.experiment.film import record_video
+from rl_lab.metrics.writers import TextLogWriter
+from rl_lab.orchestration.housekeeping import Housekeeping
+from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
+from rl_lab.runs.index import RunIndex
+from rl_lab.runs.lock import RunLock
+from rl_lab.runs.manifest import changes_since, collect_manifest
+from rl_lab.runs.report import write_report
+from rl_lab.runs.run_directory import RunDirectory, first_files
+from rl_lab.types import Metrics, RLLabError, RunError
+from rl_lab.utils.signals import handled_by
+
+DONE = ("finished", "stopped")
+
+
+def start_run(
+    config: dict[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    run_id: str | None = None,
+    runs_dir: Path,
+    quiet: bool = False,
+    warm_start: tuple[Checkpoint, bool] | None = None,
+) -> RunDirectory:
+    """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
+    checked = read_settings(config)
+    refuse_steps_that_never_come(checked)
+    text, name, seed = to_yaml(config), checked.experiment.name, checked.seed
+    manifest = collect_manifest(
+        config_text=text,
+        seed=seed,
+        algorithm=str(config["algorithm"]["_target_"]).rsplit(".", 1)[-1],
+        environment_id=str(config["environment"]["id"]),
+        name=name,
+    )
+    files = first_files(config_text=text, overrides=overrides, manifest=manifest, tags=checked.experiment.tags)
+    run = RunDirectory.create(runs_dir, run_id=run_id, name=name, seed=seed, files=files)
+    interruption = _Interruption()
+    with RunLock(run), handled_by(interruption.ask):
+        try:
+            experiment = _build(config, run, interruption, quiet=quiet)
+            if warm_start is not None:
+                with _closed_on_error(experiment):
+                    experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
+        except RLLabError:  # refused at the door: no run began, so none is left behind
+            run.discard()
+            raise
+        with _recorded(run, interruption):
+            _run(experiment, run, interruption)
+    interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
+    return run
+
+
+def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = False) -> None:
+    """Go on exactly where the newest intact checkpoint was taken."""
+    run.check_config()
+    with RunLock(run):
+        state = run.read_status()["state"]
+        if state in DONE:
+            raise RunError(
+                f"Run {run.id} has {state} already. Evaluate it with `rl-lab evaluate {run.id}`, or start anew from "
+                "its weights with --mode warm_start."
+            )
+        interruption = _Interruption()
+        with handled_by(interruption.ask), _recorded(run, interruption):
+            experiment = _build(config, run, interruption, quiet=quiet)
+            with _closed_on_error(experiment):
+                _restore_newest(experiment, run)
+            _run(experiment, run, interruption)
+    interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
+
+
+def _build(config: dict[str, Any], run: RunDirectory, interruption: _Interruption, *, quiet: bool) -> Experiment:
+    def note_progress(housekeeping: Housekeeping) -> None:
+        _write_status(run, housekeeping, "running")
+
+    return build(config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=note_progress)
+
+
+def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
+    store = CheckpointStore(run.checkpoints_dir, identity=run.identity())
+    if changes := changes_since(run.read_manifest()):
+        sentence = f"This run began with {'; '.join(changes)}: from here on its numbers may differ in their last bits."
+        experiment.logger.message(sentence, "warning")
+    checkpoint = store.load_newest_valid(lambda sentence: experiment.logger.message(sentence, "warning"))
+    if checkpoint is None:
+        experiment.logger.message("This run has no checkpoint yet: it starts from its beginning, with its own seed.")
+        experiment.logger.restart()
+        return
+    experiment.restore(checkpoint)
+    steps = checkpoint.counts["agent_steps"]
+    experiment.logger.message(f"Resumed {run.id} at {steps:,} agent steps from {checkpoint.path.name}.")
+
+
+def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption) -> None:
+    """The loop, then what a finished run shows; whatever happens, files and workers are closed."""
+    housekeeping = experiment.housekeeping
+    interruption.is_saved = lambda: housekeeping.is_ending
+    try:
+        run.write_status("running", counts=housekeeping.counts.as_dict(), wall_s=housekeeping.wall_s)
+        RunIndex(run.path.parent).record(run)
+        outcome = experiment.orchestrator.run()
+        if outcome == "interrupted":
+            _write_status(run, housekeeping, "interrupted", f"Continue with `rl-lab resume {run.id}`.")
+            title, seconds, paths = "Interrupted: saved, nothing is lost", housekeeping.wall_s, {}
+            commands = {"continue": f"rl-lab resume {_named(run)}"}
+        else:
+            interruption.is_saved = lambda: True  # what follows only looks
+            interruption.leave()
+            title, seconds = "Finished", housekeeping.wall_s
+            commands = {"time split": _time_split(experiment.time_split.whole())}
+            commands |= {"watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"}
+            paths = _make_report(experiment, run, outcome)
+            interruption.is_saved = lambda: False  # its status says that it is done, and stays
+        experiment.display.summary(
+            agent_steps=housekeeping.counts.agent_steps,
+            seconds=seconds,
+            score=housekeeping.last_score,
+            paths={**paths, "checkpoint": run.checkpoints_dir / "latest"},
+            commands=commands,
+            title=title,
+        )
+    finally:
+        experiment.close()
+        RunIndex(run.path.parent).record(run)
+
+
+def _make_report(experiment: Experiment, run: RunDirectory, outcome: str) -> dict[str, Path]:
+    """Video, curve and report of a finished run; its status comes last, so that a resumed run makes what is missing."""
+    video = None
+    if experiment.settings.evaluation.video:
+        steps = experiment.housekeeping.counts.agent_steps
+        video = record_video(experiment.agent, experiment.evaluator, run.videos_dir / f"evaluation_{steps:012d}.mp4")
+        if video is None:
+            experiment.logger.message("No video: this environment cannot render here.", "warning")
+    experiment.logger.flush()
+    report = write_report(run, state=outcome)
+    _write_status(run, experiment.housekeeping, outcome)
+    paths = {"curve": run.curve_path, "video": video, "report": report}
+    return {label: path for label, path in paths.items() if path is not None}
+
+
+def _time_split(split: Metrics) -> str:
+    """`environment 40% · policy 20% ...`; the device only where there is one to wait for."""
+    fractions = {name.removeprefix("time/").removesuffix("_fraction"): value for name, value in split.items()}
+    shown = {name: value for name, value in fractions.items() if name != "device" or value >= 0.005}
+    return " · ".join(f"{name} {value:.0%}" for name, value in shown.items())
+
+
+def _named(run: RunDirectory) -> str:
+    """How a user names this run from here: by its id in ./runs, by its path elsewhere."""
+    return run.id if run.path.parent.resolve() == Path("runs").resolve() else str(run.path)
+
+
+def _write_status(run: RunDirectory, housekeeping: Housekeeping, state: str, message: str = "") -> None:
+    run.write_status(
+        state,
+        counts=housekeeping.counts.as_dict(),
+        wall_s=housekeeping.wall_s,
+        best_score=housekeeping.best_score,
+        final_score=housekeeping.last_score,
+        message=message,
+    )
+
+
+class _Interruption:
+    """A signal asks the loop to save and leave. A second Ctrl-C leaves at once, as does any signal once everything is
+    saved; other signals may come twice, as job queues and closing terminals send them, and change nothing."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None  # of the signal
+        self.is_saved: Callable[[], bool] = lambda: False
+
+    def is_set(self) -> bool:
+        return self.number is not None
+
+    def ask(self, number: int, frame: object) -> None:
+        is_hurried = self.is_set() and number == signal.SIGINT
+        self.number = number
+        if is_hurried or self.is_saved():
+            self.leave()
+
+    def leave(self, note: str = "") -> None:
+        """If asked to, end this process as the signal would have: a script must not go on as if training were over."""
+        if self.number is not None:
+            end = KeyboardInterrupt() if self.number == signal.SIGINT else SystemExit(128 + self.number)
+            if note:
+                end.add_note(note)
+            raise end
+
+
+@contextmanager
+def _closed_on_error(experiment: Experiment) -> Iterator[None]:
+    """Files and workers of an experiment that cannot begin are closed before the error goes on."""
+    with ExitStack() as stack:
+        stack.callback(experiment.close)
+        yield
+        stack.pop_all()
+
+
+@contextmanager
+def _recorded(run: RunDirectory, interruption: _Interruption) -> Iterator[None]:
+    """A run that is left at once or fails says so in its status, with the reason, before the error goes on."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and interruption.is_set()):
+            message = f"Left at once. Continue with `rl-lab resume {run.id}`."
+            run.write_status("interrupted", message=message)
+            error.add_note(message)
+            raise
+        message = str(error) if isinstance(error, RLLabError) else f"{type(error).__name__}: {error}"
+        with suppress(RLLabError):  # the disk may be what failed: then the error, which goes on, is all there is to say
+            run.write_status("failed", message=message)
+            log = TextLogWriter(run.log_path)
+            log.message("".join(traceback.format_exception(error)).rstrip(), "error")
+            log.close()
+        raise

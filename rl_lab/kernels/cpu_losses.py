@@ -1,0 +1,257 @@
+"""Losses of small networks on a CPU, with their gradients by the networks' outputs (`cpu_mlp.differentiate`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_lab.kernels.cpu_mlp import (
+    Networks,
+    backward,
+    differentiate,
+    forward,
+    is_plain,
+    learns_from,
+    plain_ensemble,
+    plain_mlp,
+)
+from rl_lab.kernels.door import FastPath, is_unchanged
+from rl_lab.kernels.squashed import draw, draw_backward
+from rl_lab.types import LossOutput
+
+_HEADS = "rl_lab.components.heads."
+_SOFT = f"{_HEADS}soft_actor_critic:"
+_MLP = "rl_lab.components.networks.mlp:MLP.forward"
+_ENSEMBLE = "rl_lab.components.networks.ensemble:EnsembleMLP.forward"
+
+Gradients = list[list[Tensor | None]]
+
+# --- PPO: the clipped surrogate, the squared error of the value, the entropy ------------------------
+
+
+def _ppo_loss(
+    actor: Any,
+    critic: Any,
+    features: Tensor,
+    sample: dict[str, Tensor],
+    *,
+    critic_features: Tensor | None = None,
+    clip_range: float,
+    value_clip_range: float | None = None,
+) -> dict[str, Tensor]:
+    """For discrete actions, all of them allowed, from samples that all count; one encoder; an unclipped value.
+
+    d policy / d logit_k = -A r / M (1[k = action] - p_k) where r A is the lesser of the two, else 0
+    d value / d V = 2 (V - R) / M;   d entropy / d logit_k = p_k (log p_k + H) / M, of the negated mean entropy
+    """
+    if critic_features is not None or value_clip_range is not None or "valid" in sample or "action_mask" in sample:
+        return NotImplemented
+    modules = _actor_and_critic(actor, critic) if features.dim() == 2 and learns_from(features) else None
+    if modules is None:
+        return NotImplemented
+    action, advantage, share = sample["action"].unsqueeze(1), sample["advantage"], 1.0 / len(features)
+
+    def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, Tensor]:
+        logits, value = outputs
+        log_probs = torch.log_softmax(logits, dim=-1)
+        probs, log_prob = log_probs.exp(), log_probs.gather(1, action).squeeze(1)
+        ratio = (log_prob - sample["log_prob"]).exp_()
+        unclipped, clipped = ratio * advantage, ratio.clamp(1.0 - clip_range, 1.0 + clip_range).mul_(advantage)
+        pull = torch.where(unclipped <= clipped, unclipped, 0.0 * unclipped).mul_(-share).unsqueeze(1)
+        d_policy = (probs * -pull).scatter_add_(1, action, pull)
+        entropy = -(probs * log_probs).sum(dim=1, keepdim=True)
+        d_entropy = (log_probs + entropy).mul_(probs).mul_(share)
+        error = value.squeeze(1) - sample["return"]
+        terms = [-torch.minimum(unclipped, clipped).mean(), error.square().mean(), -entropy.mean()]
+        return terms, [[d_policy, None], [None, (error * (2.0 * share)).unsqueeze(1)], [d_entropy, None]], log_prob
+
+    (policy, value, entropy), log_prob = differentiate(modules, features, loss)
+    return {"policy": policy, "value": value, "entropy": entropy, "log_prob": log_prob}
+
+
+def _actor_and_critic(actor: Any, critic: Any) -> list[Networks] | None:
+    home = f"{_HEADS}actor_critic:"
+    if not is_unchanged(actor, f"{home}Actor", "forward", "distribution") or actor.kind != "discrete":
+        return None
+    if not is_unchanged(critic, f"{home}Critic", "forward"):
+        return None
+    found = [plain_mlp(actor.network), plain_mlp(critic.network)]
+    return None if None in found else found  # type: ignore[return-value]
+
+
+PPO_LOSS = FastPath(
+    _ppo_loss,
+    (
+        "rl_lab.workflows.ppo:ppo_loss",
+        *(f"{_HEADS}actor_critic:{name}" for name in ("Actor.forward", "Actor.distribution", "Critic.forward")),
+        *(f"{_HEADS}distributions:Categorical.{name}" for name in ("__init__", "log_probs", "log_prob", "entropy")),
+        _MLP,
+    ),
+)
+
+
+# --- DQN: the temporal-difference error of expected returns -----------------------------------------
+
+
+def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
+    """For expected returns straight from one observed vector. With e = Q(s, a) - target, c = e cut to the Huber limit:
+
+    L = mean(w c (e - c / 2)),   dL/dQ(s, a) = w c / B
+    """
+    encoder, head = workflow.network
+    learning, slow = _q_networks(head), _q_networks(workflow.target.module[1])
+    key = _observed_vector(workflow, encoder)
+    if learning is None or slow is None or key is None or not learns_from(batch[key][:, 0]):
+        return NotImplemented
+    transition, following = workflow.transitions(batch)
+    with torch.no_grad():
+        next_values = _q_values([forward(each.members[0], following[key])[-1] for each in slow])
+        chooser = next_values
+        if workflow.double:
+            chooser = _q_values([forward(each.members[0], following[key])[-1] for each in learning])
+        if "action_mask" in following:
+            chooser = torch.where(following["action_mask"].bool(), chooser, -torch.inf)
+        chosen = next_values.gather(1, chooser.argmax(dim=1, keepdim=True)).squeeze(1)
+        target = torch.addcmul(transition["reward"], transition["discount"], chosen)
+    action, weight, limit = batch["action"][:, :1], batch.get("weight"), head.huber_threshold
+
+    def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, tuple[Tensor, Tensor]]:
+        values = _q_values(outputs)
+        error = values.gather(1, action).squeeze(1) - target
+        cut = error if limit is None else error.clamp(-limit, limit)
+        pull = cut * (1.0 / len(error)) if weight is None else cut * weight * (1.0 / len(error))
+        d_values = torch.zeros_like(values).scatter_(1, action, pull.unsqueeze(1))
+        by_outputs: list[Tensor | None] = [d_values]
+        if len(outputs) == 2:  # dueling: Q = V + A - mean A
+            by_outputs = [d_values - d_values.mean(dim=1, keepdim=True), pull.unsqueeze(1)]
+        return [torch.dot(pull, error - 0.5 * cut)], [by_outputs], (error.abs(), values.mean())
+
+    (value_loss,), (priority, value_mean) = differentiate(learning, batch[key][:, 0], loss)
+    return LossOutput({"value": value_loss}, {"controller/value_mean": value_mean}, {"priority": priority})
+
+
+def _q_values(outputs: list[Tensor]) -> Tensor:
+    """Values `[B, A]` from the advantages alone, or from advantages and state values."""
+    if len(outputs) == 1:
+        return outputs[0]
+    advantage, value = outputs
+    return value + advantage - advantage.mean(dim=1, keepdim=True)
+
+
+def _q_networks(head: Any) -> list[Networks] | None:
+    if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss"):
+        return None
+    found = [plain_mlp(network) for network in (head.advantage, head.value) if network is not None]
+    return None if None in found else found  # type: ignore[return-value]
+
+
+def _observed_vector(workflow: Any, encoder: Any) -> str | None:
+    """The one key of the observation that the networks read as it is; None where there is more to it."""
+    is_ours = is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions")
+    is_ours = is_ours and is_unchanged(encoder, "rl_lab.components.networks.encoders:ObservationEncoder", "forward")
+    return encoder.plain_key if is_ours and not encoder.has_layers else None
+
+
+DQN_LOSS = FastPath(
+    _dqn_loss,
+    (
+        "rl_lab.workflows.dqn:DQN.loss",
+        *(f"{_HEADS}q_values:{name}" for name in ("ActionNetwork.forward", "QValues.values", "QValues.loss")),
+        "rl_lab.components.networks.encoders:ObservationEncoder.forward",
+        "rl_lab.training.target_network:TargetNetwork.forward",
+        _MLP,
+    ),
+)
+
+
+# --- SAC: squared errors of the critics, the soft value of the policy ---------------------------------
+
+
+def _critic_loss(
+    critic: Any, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """d/dQ_i = 2 w (Q_i - target) / (E B)"""
+    networks = _critics(critic) if learns_from(features) else None
+    if networks is None:
+        return NotImplemented
+
+    def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, Tensor]:
+        values = torch.cat(outputs, dim=1).t()  # [E, B]
+        error = values - target
+        weighted = error if weight is None else error * weight
+        by_outputs = (weighted * (2.0 / error.numel())).unsqueeze(-1)
+        return [(error * weighted).mean()], [list(by_outputs.unbind())], values
+
+    (total,), values = differentiate([networks], torch.cat((features, action), dim=1), loss)
+    return total, values
+
+
+def _policy_loss(
+    actor: Any, critic: Any, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Each row's value comes from its least critic alone, so its gradient goes back through that one network."""
+    critics = _critics(critic) if learns_from(features) and not features.requires_grad else None
+    is_ours = is_unchanged(actor, f"{_SOFT}SoftActor", "forward") and actor.is_continuous
+    networks = plain_ensemble(actor.network) if is_ours else None
+    if critics is None or networks is None:
+        return NotImplemented
+    rows, (lowest, highest) = len(features), actor.log_std_bounds
+
+    def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, Tensor]:
+        mean, unbounded = outputs[0].chunk(2, dim=1)
+        action, entropy, spread = draw(mean, F.hardtanh(unbounded, lowest, highest), noise)
+        read = torch.cat((features, action), dim=1)
+        reached = [forward(member, read) for member in critics.members]
+        value, least = torch.cat([each[-1] for each in reached], dim=1).min(dim=1)
+        d_action = torch.empty_like(action)
+        for index, member in enumerate(critics.members):
+            own = (least == index).nonzero().squeeze(1)
+            layers = [layer.index_select(0, own) for layer in reached[index]]
+            ahead = layers[-1].new_full((len(own), 1), -1.0 / rows)
+            back = backward(member, layers, ahead, wants_rows=True)
+            assert back is not None
+            d_action.index_copy_(0, own, back[:, features.shape[1] :])
+        by_entropy = (temperature * (-1.0 / rows)).expand(rows)
+        d_mean, d_log_std = draw_backward(d_action, by_entropy, action, spread)
+        d_log_std = d_log_std * ((unbounded > lowest) & (unbounded < highest))
+        mean_entropy = entropy.mean()
+        total = -(value.mean() + temperature * mean_entropy)
+        return [total], [[torch.cat((d_mean, d_log_std), dim=1)]], mean_entropy
+
+    (total,), entropy = differentiate([networks], features, loss)
+    return total, entropy
+
+
+def _critics(critic: Any) -> Networks | None:
+    """Critics of continuous actions."""
+    is_ours = is_unchanged(critic, f"{_SOFT}TwinCritic", "forward", "expect") and critic.is_continuous
+    return plain_ensemble(critic.networks) if is_ours else None
+
+
+SAC_CRITIC_LOSS = FastPath(_critic_loss, ("rl_lab.workflows.sac:critic_loss", f"{_SOFT}TwinCritic.forward", _ENSEMBLE))
+SAC_POLICY_LOSS = FastPath(
+    _policy_loss,
+    (
+        "rl_lab.workflows.sac:policy_loss",
+        *(f"{_SOFT}{name}" for name in ("SoftActor.forward", "TwinCritic.forward", "TwinCritic.expect")),
+        f"{_HEADS}distributions:SquashedGaussian.rsample_with_log_prob",
+        _ENSEMBLE,
+    ),
+)
+
+
+# --- drawing actions ------------------------------------------------------------------------------
+
+
+def _sample(policy: Any) -> Tensor:
+    if not is_plain(policy.logits):
+        return NotImplemented
+    noise = torch.empty_like(policy.logits).exponential_()
+    return torch.from_numpy((policy.logits.detach().numpy() - np.log(noise.numpy())).argmax(axis=-1))
+
+
+CATEGORICAL_SAMPLE = FastPath(_sample, (f"{_HEADS}distributions:Categorical.sample",))

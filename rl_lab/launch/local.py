@@ -1,0 +1,105 @@
+"""Several trainings on this machine: one process each, so that one crash or one leak cannot reach its neighbours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import IO
+
+from rl_lab.utils.signals import handled_by
+
+POLL_SECONDS = 0.1
+PATIENCE = 3  # this many Ctrl-C mean: do not wait for checkpoints any longer
+
+
+@dataclass
+class Member:
+    """One training of a sweep and, once started, its process."""
+
+    label: str  # what sets it apart: `seed=1`
+    run_id: str
+    command: Sequence[str]
+    process: subprocess.Popen[str] | None = None
+    exit_code: int | None = None
+    started: float = 0.0
+    seconds: float = 0.0
+    relay: Thread | None = field(default=None, repr=False)
+
+
+def default_jobs() -> int:
+    """Half the cores we may use: a training is one busy thread plus environments and writers."""
+    return max(1, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 2) // 2)
+
+
+class Supervisor:
+    """Starts processes as places become free and passes signals on, so that each training can save.
+
+    `show` gets every line a process writes, with its label; `on_signal` is called at the first signal.
+    """
+
+    def __init__(
+        self, members: Sequence[Member], jobs: int, *, show: Callable[[str, str], None], on_signal: Callable[[], None]
+    ) -> None:
+        self.members = members
+        self.jobs = jobs
+        self.signals_seen: list[int] = []
+        self._show = show
+        self._on_signal = on_signal
+
+    def run(self) -> int | None:
+        """Until every process has ended; the number of the signal that cut the sweep short, if one did."""
+        waiting = list(self.members)
+        with handled_by(self._forward):
+            while (waiting and not self.signals_seen) or self._running():
+                while waiting and not self.signals_seen and len(self._running()) < self.jobs:
+                    self._start(waiting.pop(0))
+                self._collect_ended()
+                time.sleep(POLL_SECONDS)
+        return self.signals_seen[0] if self.signals_seen else None
+
+    def _running(self) -> list[Member]:
+        return [member for member in self.members if member.process is not None and member.exit_code is None]
+
+    def _start(self, member: Member) -> None:
+        # A session of its own: the terminal's Ctrl-C reaches only us, and we pass it on exactly once.
+        member.started = time.monotonic()
+        member.process = subprocess.Popen(
+            member.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        assert member.process.stdout is not None
+        member.relay = Thread(target=self._relay, args=(member.process.stdout, member.label), daemon=True)
+        member.relay.start()
+
+    def _relay(self, lines: IO[str], label: str) -> None:
+        for line in lines:
+            self._show(label, line)
+
+    def _collect_ended(self) -> None:
+        for member in self._running():
+            assert member.process is not None and member.relay is not None
+            exit_code = member.process.poll()
+            if exit_code is not None:
+                member.relay.join(timeout=5)  # a grandchild may hold the pipe open; do not wait for it forever
+                member.seconds = time.monotonic() - member.started
+                member.exit_code = exit_code
+
+    def _forward(self, number: int, frame: object) -> None:
+        if self.signals_seen and number != signal.SIGINT:
+            return  # only a person hurries: job queues and closing terminals send the same signal more than once
+        self.signals_seen.append(number)
+        if len(self.signals_seen) == 1:
+            self._on_signal()
+        for member in self._running():
+            assert member.process is not None
+            member.process.send_signal(signal.SIGKILL if len(self.signals_seen) >= PATIENCE else number)

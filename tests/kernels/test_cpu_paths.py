@@ -1,0 +1,268 @@
+"""Fast paths of small networks on a CPU equal the formulas they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from kernel_harness import VARIANTS, Call, Inputs, Variant, check
+from torch import Tensor, nn
+
+from rl_lab.components.heads.actor_critic import Actor, Critic
+from rl_lab.components.heads.distributions import Categorical, SquashedGaussian
+from rl_lab.components.heads.q_values import QValues
+from rl_lab.components.heads.soft_actor_critic import SoftActor, TwinCritic
+from rl_lab.components.networks.encoders import ObservationEncoder
+from rl_lab.components.networks.ensemble import EnsembleMLP
+from rl_lab.components.networks.memory import GRUMemory
+from rl_lab.components.networks.mlp import MLP
+from rl_lab.kernels import door
+from rl_lab.training.target_network import TargetNetwork
+from rl_lab.types import ActionSpec, ArraySpec
+from rl_lab.workflows.dqn import DQN
+from rl_lab.workflows.ppo import ppo_loss
+from rl_lab.workflows.sac import critic_loss, policy_loss
+
+CPU = "rl_lab.kernels.cpu_mlp:"
+LOSSES = "rl_lab.kernels.cpu_losses:"
+CONTINUOUS = ActionSpec("continuous", (3,))
+DISCRETE = ActionSpec("discrete", (4,))
+
+
+def seeded(make: Callable[[], Any]) -> Any:
+    torch.manual_seed(3)
+    return make()
+
+
+def mlp(activation: str, output_size: int | None, *, with_input: bool = False) -> Callable[[Inputs], Call]:
+    def make(inputs: Inputs) -> Call:
+        network = seeded(lambda: MLP(input_size=5, hidden_sizes=(8, 6), activation=activation, output_size=output_size))
+        features = inputs.normal(5, requires_grad=with_input)
+        return Call(network, (features,), modules=[network], leaves=[features])
+
+    return make
+
+
+def ensemble(inputs: Inputs) -> Call:
+    network = seeded(lambda: EnsembleMLP(size=3, input_size=7, hidden_sizes=(8, 6), output_size=2))
+    features, action = inputs.normal(5), inputs.normal(2, requires_grad=True)
+    return Call(network, (features, action), modules=[network], leaves=[action])
+
+
+def ppo(inputs: Inputs) -> Call:
+    parts = {"input_size": 5, "hidden_sizes": (8, 8)}
+    actor, critic = seeded(lambda: (Actor(action=DISCRETE, output_gain=1.0, **parts), Critic(**parts)))
+    sample = {
+        "action": inputs.integers(4),
+        "log_prob": -1.4 + 0.3 * inputs.uniform(),
+        "advantage": inputs.normal(),
+        "return": inputs.normal(),
+        "value": inputs.normal(),
+    }
+    features = inputs.normal(5, requires_grad=True)
+    keywords = {"clip_range": 0.1}
+    return Call(ppo_loss, (actor, critic, features, sample), keywords, modules=[actor, critic], leaves=[features])
+
+
+def dqn(
+    *, double: bool = True, huber: float | None = 1.0, dueling: bool = False, weighted: bool = False, n_step: int = 1
+):
+    def make(inputs: Inputs) -> Call:
+        spec = {"vector": ArraySpec((5,), "float32")}
+        workflow = DQN(double=double, n_step=n_step, reward_clip=2.0 if weighted else None)
+        encoder = ObservationEncoder(observation=spec, hidden_sizes=())
+        head = seeded(
+            lambda: QValues(input_size=5, action=DISCRETE, hidden_sizes=(8, 8), dueling=dueling, huber_threshold=huber)
+        )
+        workflow.head, workflow.network = head, nn.Sequential(encoder, head)
+        workflow.target = TargetNetwork(workflow.network)
+        with torch.no_grad():
+            for parameter in workflow.target.parameters():
+                parameter.mul_(0.9)
+        workflow.observation_keys = ("vector",)
+        batch = {
+            "vector": inputs.normal(n_step + 1, 5),
+            "action": inputs.integers(4, n_step + 1),
+            "reward": inputs.normal(n_step + 1),
+            "is_last": (ended := inputs.uniform(n_step + 1) < 0.1),
+            "is_terminal": ended & (inputs.uniform(n_step + 1) < 0.5),
+        }
+        batch["is_last"][:, 0] = False
+        if weighted:
+            batch["weight"] = inputs.uniform()
+        return Call(workflow.loss, (batch,), modules=[head])
+
+    return make
+
+
+def sac_critic(*, weighted: bool) -> Callable[[Inputs], Call]:
+    def make(inputs: Inputs) -> Call:
+        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8)))
+        weight = inputs.uniform() if weighted else None
+        features = inputs.normal(5, requires_grad=True)
+        args = (critic, features, inputs.uniform(3) * 2 - 1, inputs.normal(), weight)
+        return Call(critic_loss, args, modules=[critic], leaves=[features])
+
+    return make
+
+
+def sac_policy(*, chosen: int | None = None) -> Callable[[Inputs], Call]:
+    """`chosen`: how many rows take the second critic's value."""
+
+    def make(inputs: Inputs) -> Call:
+        actor = seeded(lambda: SoftActor(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8)))
+        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8)))
+        features = inputs.normal(5)
+        if chosen is not None:
+            with torch.no_grad():  # the second critic is the lesser one only where the first feature is large
+                for parameter in critic.parameters():
+                    parameter[1] = parameter[0]
+                critic.networks.weights[0][1, 0] = torch.tensor([1.0] + [0.0] * 7)
+                critic.networks.biases[0][1, 0, 0] = -50.0
+                critic.networks.weights[1][1, 0] = torch.tensor([1.0] + [0.0] * 7)
+                critic.networks.biases[1][1, 0, 0] = 0.0
+                critic.networks.weights[2][:, 0, 0] = torch.tensor([0.0, -1.0])
+                critic.networks.weights[0][0, 0] = critic.networks.biases[0][0, 0, 0] = 0.0
+                features[:, 0] = 0.0
+                features[:chosen, 0] = 100.0
+        args = (actor, critic, features, inputs.normal(3), torch.tensor(0.3))
+        return Call(policy_loss, args, modules=[actor])
+
+    return make
+
+
+def sample(inputs: Inputs) -> Call:
+    return Call(Categorical(inputs.normal(4)).sample)
+
+
+def squashed(inputs: Inputs) -> Call:
+    mean, log_std = inputs.normal(3, requires_grad=True), inputs.normal(3, requires_grad=True, scale=0.1)
+    policy = SquashedGaussian(mean, log_std.clamp(-5.0, 2.0))
+    return Call(
+        policy.rsample_with_log_prob, (torch.randn(mean.shape, generator=inputs.generator),), leaves=[mean, log_std]
+    )
+
+
+def gru(inputs: Inputs) -> Call:
+    memory = seeded(lambda: GRUMemory(input_size=5, hidden_size=6))
+    features, state = inputs.normal(7, 5, requires_grad=True), inputs.normal(6, requires_grad=True)
+    is_first = inputs.uniform(7) < 0.2
+    return Call(memory.unroll, (features, state, is_first), modules=[memory], leaves=[features, state])
+
+
+CASES: dict[str, tuple[str, Callable[[Inputs], Call], int]] = {  # path, call, fewest rows that it takes
+    "tanh": (f"{CPU}MLP_FORWARD", mlp("tanh", 3), 64),
+    "tanh, last layer active, input learns": (f"{CPU}MLP_FORWARD", mlp("tanh", None, with_input=True), 64),
+    "relu": (f"{CPU}MLP_FORWARD", mlp("relu", 1, with_input=True), 64),
+    "ensemble": (f"{CPU}ENSEMBLE_FORWARD", ensemble, 64),
+    "ppo": (f"{LOSSES}PPO_LOSS", ppo, 64),
+    "dqn": (f"{LOSSES}DQN_LOSS", dqn(), 64),
+    "dqn, single, squared": (f"{LOSSES}DQN_LOSS", dqn(double=False, huber=None), 64),
+    "dqn, dueling, weighted, 3 steps": (f"{LOSSES}DQN_LOSS", dqn(dueling=True, weighted=True, n_step=3), 64),
+    "sac critic": (f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=False), 64),
+    "sac critic, weighted": (f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=True), 64),
+    "sac policy": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(), 64),
+    "sac policy, one row of one critic": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(chosen=1), 64),
+    "sac policy, no row of one critic": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(chosen=0), 64),
+    "categorical sample": (f"{LOSSES}CATEGORICAL_SAMPLE", sample, 1),
+    "squashed draw": ("rl_lab.kernels.squashed:DRAW", squashed, 1),
+    "gru": ("rl_lab.kernels.gru:UNROLL", gru, 1),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_a_fast_path_equals_its_formula(case: str, variant: Variant) -> None:
+    name, make, fewest = CASES[case]
+    check(name, make, variant, is_used=variant.rows >= fewest)
+
+
+@pytest.mark.parametrize("case", ["tanh", "relu", "ensemble"])
+def test_without_gradients_any_number_of_rows_is_taken(case: str) -> None:
+    name, make, _ = CASES[case]
+    for rows in (0, 1, 2, 65):
+        with torch.no_grad():
+            check(name, make, Variant(rows=rows))
+
+
+def test_frozen_networks_get_no_gradient() -> None:
+    def frozen(inputs: Inputs) -> Call:
+        call = ppo(inputs)
+        call.args[1].requires_grad_(False)
+        return call
+
+    check(f"{LOSSES}PPO_LOSS", frozen, Variant())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sample, keywords: keywords.update(value_clip_range=0.2),
+        lambda sample, keywords: sample.update(valid=torch.ones(64, dtype=torch.bool)),
+        lambda sample, keywords: sample.update(action_mask=torch.ones(64, 4, dtype=torch.bool)),
+    ],
+)
+def test_what_the_fast_ppo_loss_does_not_know_runs_as_it_is_written(change: Callable[..., None]) -> None:
+    def other(inputs: Inputs) -> Call:
+        call = ppo(inputs)
+        change(call.args[3], call.keywords)
+        return call
+
+    check(f"{LOSSES}PPO_LOSS", other, Variant(), is_used=False)
+
+
+def test_hooks_and_other_activations_are_respected() -> None:
+    network = MLP(input_size=5, hidden_sizes=(8,), output_size=2)
+    features, seen = torch.randn(64, 5), []
+    network.hidden[0].register_forward_hook(lambda *_: seen.append(1))
+    door.open_door(True)
+    network(features)
+    assert seen == [1] and not door.in_use()
+    other = MLP(input_size=5, hidden_sizes=(8,), output_size=2, activation="silu")
+    other(features)
+    normed = MLP(input_size=5, hidden_sizes=(8,), output_size=2, norm="layer")
+    normed(features)
+    assert not door.in_use()
+
+
+def test_a_subclass_that_changes_a_part_of_the_formula_is_not_replaced() -> None:
+    class Doubled(Critic):
+        def forward(self, features: Tensor) -> Tensor:
+            return 2.0 * super().forward(features)
+
+    def doubled(inputs: Inputs) -> Call:
+        call = ppo(inputs)
+        call.args[1].__class__ = Doubled
+        return call
+
+    check(f"{LOSSES}PPO_LOSS", doubled, Variant(), is_used=False)
+
+
+def test_moved_and_replaced_parameters_are_found() -> None:
+    network = EnsembleMLP(size=2, input_size=3, hidden_sizes=(4,), output_size=1)
+    rows = torch.randn(70, 3)
+    first = network(rows)
+    with torch.no_grad():
+        network.weights[0].data = network.weights[0].data.clone() * 2.0
+        second = network(rows)
+        with door.plain_formulas():
+            torch.testing.assert_close(second, network(rows))
+    assert not torch.equal(first, second)
+
+
+def test_a_change_in_place_before_backward_is_noticed() -> None:
+    network = MLP(input_size=5, hidden_sizes=(8,), output_size=2)
+    output = network(torch.randn(64, 5))
+    with torch.no_grad():
+        network.hidden[0].weight.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_a_second_derivative_names_the_cure() -> None:
+    network = MLP(input_size=5, hidden_sizes=(8,), output_size=2)
+    features = torch.randn(64, 5, requires_grad=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice .* runtime.fast_paths=off"):
+        torch.autograd.grad(network(features).sum(), features, create_graph=True)

@@ -45,6 +45,7 @@ class FastPath:
 
     run: Callable[..., Any]  # NotImplemented: these arguments do not fit
     formulas: tuple[str, ...]  # `module:qualname` of what it stands for
+    fits: Callable[..., bool] | None = None  # asked first, where that is cheaper than beginning
 
 
 class _Door:
@@ -74,7 +75,9 @@ def fast_path(name: str) -> Callable[[Formula], Formula]:
                 return plain(*args, **keywords)
             if not is_looked_up:
                 found, is_looked_up = _look_up(name, plain), True
-            result = NotImplemented if found is None else found.run(*args, **keywords)
+            if found is None or (found.fits is not None and not found.fits(*args, **keywords)):
+                return plain(*args, **keywords)
+            result = found.run(*args, **keywords)
             if result is NotImplemented:
                 return plain(*args, **keywords)
             if name not in _door.in_use:

@@ -15,8 +15,6 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1; test_on_a_gpu.py compares on a GPU", allow_module_level=True)
 
-from tests.kernels.harness import Call, Inputs, Variant, check, run, tensors_in
-
 from rl_lab.components.world_model.decoder import DoublingCNN
 from rl_lab.components.world_model.encoder import HalvingCNN
 from rl_lab.components.world_model.heads import LatentActor
@@ -27,6 +25,7 @@ from rl_lab.components.world_model.two_hot import TwoHot, symexp_bins
 from rl_lab.kernels import door, gpu
 from rl_lab.kernels.triton import elementwise, images
 from rl_lab.types import ActionSpec
+from tests.kernels.kernel_harness import Call, Inputs, Variant, check, run, tensors_in
 
 VARIANTS = [  # few rows: the interpreter is slow
     *(Variant(rows=rows) for rows in (1, 2, 3, 33)),

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from rl_lab.components.heads.q_values import of_action
 from rl_lab.components.heads.tables import allowed_values
 from rl_lab.components.returns.transitions import transition_and_following
 from rl_lab.kernels.door import fast_path
@@ -53,17 +54,10 @@ class Head(Protocol):
         """That output to expected returns `[..., A]`."""
 
     def loss(
-        self,
-        output: Tensor,
-        action: Tensor,
-        *,
-        reward: Tensor,
-        discount: Tensor,
-        next_output: Tensor,
-        next_action: Tensor,
-        weight: Tensor | None = None,
+        self, predicted: Tensor, following: Tensor, *, reward: Tensor, discount: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean loss of transitions to `reward + discount * next`, and how wrong each was `[B]`."""
+        """Mean loss of `predicted` against `reward + discount * following`, the outputs of one action each, and how
+        wrong each was `[B]`."""
 
 
 class DQN(Workflow):
@@ -156,12 +150,10 @@ class DQN(Workflow):
             next_action = allowed_values(self.head.values(chooser), following.get("action_mask")).argmax(-1)
 
         loss, priority = self.head.loss(
-            output,
-            batch["action"][:, 0],
+            of_action(output, batch["action"][:, 0]),
+            of_action(next_output, next_action),
             reward=transition["reward"],
             discount=transition["discount"],
-            next_output=next_output,
-            next_action=next_action,
             weight=batch.get("weight"),  # prioritised replay gives one
         )
         value_mean = self.head.values(output.detach()).mean()

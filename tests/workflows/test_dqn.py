@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.heads.q_values import QValues
 from rl_lab.config.compose import compose
+from rl_lab.config.construct import parameters_of
 from rl_lab.experiment.build import build, check
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.schedules import Schedule
@@ -337,7 +337,7 @@ def test_every_option_of_a_head_can_be_overridden(file: str) -> None:
     config = compose("CartPole-v1:dqn", [f"q_values={file}"])
     block = config["components"]["q_values"]
     target = type(build_head(config))
-    offered = set(inspect.signature(target).parameters) - {"action", "input_size"} | {"input"}
+    offered = set(parameters_of(target)[0]) - {"action", "input_size"} | {"input"}
     assert block.keys() - {"_target_"} == offered
 
 

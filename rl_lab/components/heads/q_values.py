@@ -4,15 +4,17 @@ All three heads are used alike, so that an algorithm swaps one for another in YA
 
     output = head(features)                  [..., A] or [..., A, K]: what the network says about every action
     head.values(output)                      [..., A]: expected returns, to act by
-    head.loss(output, action, ...)           the mean loss, and [B]: how wrong each transition was, its priority
+    head.loss(predicted, following, ...)     the mean loss, and [B]: how wrong each transition was, its priority
 
-One transition is `reward + discount * (what the next action leads to)`; the discount is 0 after a terminal row.
+`predicted` and `following` are the outputs for the action taken and for the next one (`of_action`). The target is
+`reward + discount * following`; the discount is 0 after a terminal row.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +33,14 @@ class ActionNetwork(nn.Module):
 
     def __init__(
         self,
+        numbers_per_action: int,
+        /,
         *,
         input_size: int,
         action: ActionSpec,
-        numbers_per_action: int,
-        hidden_sizes: Sequence[int],
-        activation: str,
-        dueling: bool,
+        hidden_sizes: Sequence[int] = (),
+        activation: str = "relu",
+        dueling: bool = False,
     ) -> None:
         super().__init__()
         self.numbers = numbers_per_action
@@ -68,24 +71,8 @@ class QValues(ActionNetwork):
     `huber_threshold` is where the squared error turns into a linear one; null: squared everywhere.
     """
 
-    def __init__(
-        self,
-        *,
-        input_size: int,
-        action: ActionSpec,
-        hidden_sizes: Sequence[int] = (),
-        activation: str = "relu",
-        dueling: bool = False,
-        huber_threshold: float | None = 1.0,
-    ) -> None:
-        super().__init__(
-            input_size=input_size,
-            action=action,
-            numbers_per_action=1,
-            hidden_sizes=hidden_sizes,
-            activation=activation,
-            dueling=dueling,
-        )
+    def __init__(self, *, huber_threshold: float | None = 1.0, **network: Any) -> None:
+        super().__init__(1, **network)
         self.huber_threshold = None if huber_threshold is None else _above_zero("huber_threshold", huber_threshold)
 
     def values(self, output: Tensor) -> Tensor:
@@ -93,19 +80,10 @@ class QValues(ActionNetwork):
         return output
 
     def loss(
-        self,
-        output: Tensor,
-        action: Tensor,
-        *,
-        reward: Tensor,
-        discount: Tensor,
-        next_output: Tensor,
-        next_action: Tensor,
-        weight: Tensor | None = None,
+        self, predicted: Tensor, following: Tensor, *, reward: Tensor, discount: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Huber or half the squared temporal-difference error, and its size."""
-        target = torch.addcmul(reward, discount, of_action(next_output, next_action))
-        predicted = of_action(output, action)
+        target = torch.addcmul(reward, discount, following)
         reduction = "none" if weight is not None else "mean"  # the mean within: a node of the graph less
         if self.huber_threshold is None:
             loss = 0.5 * F.mse_loss(predicted, target, reduction=reduction)
@@ -121,26 +99,8 @@ class CategoricalQ(ActionNetwork):
     support: Tensor  # [K], the returns
     positions: Tensor  # [K], 0 … K-1
 
-    def __init__(
-        self,
-        *,
-        input_size: int,
-        action: ActionSpec,
-        hidden_sizes: Sequence[int] = (),
-        activation: str = "relu",
-        dueling: bool = False,
-        num_atoms: int = 51,
-        lowest: float = -10.0,
-        highest: float = 10.0,
-    ) -> None:
-        super().__init__(
-            input_size=input_size,
-            action=action,
-            numbers_per_action=_at_least_two("num_atoms", num_atoms),
-            hidden_sizes=hidden_sizes,
-            activation=activation,
-            dueling=dueling,
-        )
+    def __init__(self, *, num_atoms: int = 51, lowest: float = -10.0, highest: float = 10.0, **network: Any) -> None:
+        super().__init__(_at_least_two("num_atoms", num_atoms), **network)
         if not -math.inf < lowest < highest < math.inf:
             raise ConfigError(
                 f"components.q_values: lowest is {lowest:g} and highest is {highest:g}; the first must be below the "
@@ -156,34 +116,25 @@ class CategoricalQ(ActionNetwork):
         return output.softmax(-1) @ self.support
 
     def loss(
-        self,
-        output: Tensor,
-        action: Tensor,
-        *,
-        reward: Tensor,
-        discount: Tensor,
-        next_output: Tensor,
-        next_action: Tensor,
-        weight: Tensor | None = None,
+        self, predicted: Tensor, following: Tensor, *, reward: Tensor, discount: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Cross-entropy to the projected target, and the divergence from it, which is 0 where nothing is to learn."""
-        target = self.project(of_action(next_output, next_action).softmax(-1), reward, discount)
-        log_probability = of_action(output, action).log_softmax(-1)
-        loss = -(target * log_probability).sum(-1)
+        target = self.project(following.softmax(-1), reward, discount)
+        loss = -(target * predicted.log_softmax(-1)).sum(-1)
         entropy = -torch.xlogy(target, target).sum(-1)
         priority = (loss.detach() - entropy).clamp_(min=0.0)  # rounding may leave it just below 0
         return _weighted_mean(loss, weight), priority
 
     def project(self, probability: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Probabilities `[B, K]` of `reward + discount * support`, shared between the two atoms next to each return.
+        """Probabilities `[B, K]` of `reward + discount * support`, divided between the two atoms next to each return.
 
         An atom at distance d, counted in atoms, gets 1 - d of the mass where d < 1: the same as rounding down and up,
         without the special case of a return that falls on an atom.
         """
         moved = (reward.unsqueeze(-1) + discount.unsqueeze(-1) * self.support).clamp(self.lowest, self.highest)
         place = (moved - self.lowest) * ((len(self.support) - 1) / (self.highest - self.lowest))  # [B, K]: 0 … K-1
-        share = (1.0 - (place.unsqueeze(-2) - self.positions.unsqueeze(-1)).abs()).clamp_(min=0.0)  # [B, K to, K from]
-        return (share @ probability.unsqueeze(-1)).squeeze(-1)
+        mass = (1.0 - (place.unsqueeze(-2) - self.positions.unsqueeze(-1)).abs()).clamp_(min=0.0)  # [B, K to, K from]
+        return (mass @ probability.unsqueeze(-1)).squeeze(-1)
 
 
 class QuantileQ(ActionNetwork):
@@ -191,25 +142,8 @@ class QuantileQ(ActionNetwork):
 
     fractions: Tensor  # [K], the middle of each K-th
 
-    def __init__(
-        self,
-        *,
-        input_size: int,
-        action: ActionSpec,
-        hidden_sizes: Sequence[int] = (),
-        activation: str = "relu",
-        dueling: bool = False,
-        num_quantiles: int = 51,
-        huber_threshold: float = 1.0,
-    ) -> None:
-        super().__init__(
-            input_size=input_size,
-            action=action,
-            numbers_per_action=_at_least_two("num_quantiles", num_quantiles),
-            hidden_sizes=hidden_sizes,
-            activation=activation,
-            dueling=dueling,
-        )
+    def __init__(self, *, num_quantiles: int = 51, huber_threshold: float = 1.0, **network: Any) -> None:
+        super().__init__(_at_least_two("num_quantiles", num_quantiles), **network)
         self.huber_threshold = _above_zero("huber_threshold", huber_threshold)
         fractions = (torch.arange(num_quantiles) + 0.5) / num_quantiles
         self.register_buffer("fractions", fractions, persistent=False)
@@ -219,26 +153,16 @@ class QuantileQ(ActionNetwork):
         return output.mean(-1)
 
     def loss(
-        self,
-        output: Tensor,
-        action: Tensor,
-        *,
-        reward: Tensor,
-        discount: Tensor,
-        next_output: Tensor,
-        next_action: Tensor,
-        weight: Tensor | None = None,
+        self, predicted: Tensor, following: Tensor, *, reward: Tensor, discount: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Quantile regression with a Huber error: every predicted quantile against every target one."""
-        target = reward.unsqueeze(-1) + discount.unsqueeze(-1) * of_action(next_output, next_action)  # [B, K]
-        predicted = of_action(output, action)  # [B, K]
-        wide, tall = torch.broadcast_tensors(
-            target.unsqueeze(-2), predicted.unsqueeze(-1)
-        )  # [B, K predicted, K target]
+        target = reward.unsqueeze(-1) + discount.unsqueeze(-1) * following  # [B, K]
+        # [B, K predicted, K target]
+        wide, tall = torch.broadcast_tensors(target.unsqueeze(-2), predicted.unsqueeze(-1))
         error = F.huber_loss(tall, wide, reduction="none", delta=self.huber_threshold) / self.huber_threshold
-        slope = (self.fractions.unsqueeze(-1) - (wide < tall.detach()).to(error.dtype)).abs()
+        quantile_weight = (self.fractions.unsqueeze(-1) - (wide < tall.detach()).to(error.dtype)).abs()
         priority = (predicted.detach().mean(-1) - target.mean(-1)).abs_()
-        return _weighted_mean((slope * error).mean(-1).sum(-1), weight), priority
+        return _weighted_mean((quantile_weight * error).mean(-1).sum(-1), weight), priority
 
 
 def _weighted_mean(loss: Tensor, weight: Tensor | None) -> Tensor:

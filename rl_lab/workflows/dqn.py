@@ -26,17 +26,7 @@ from rl_lab.components.returns.transitions import transition_and_following
 from rl_lab.kernels.door import fast_path
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.training.target_network import TargetNetwork
-from rl_lab.types import (
-    Batch,
-    CollectResult,
-    ConfigError,
-    LossOutput,
-    Metrics,
-    Phase,
-    PolicyStep,
-    Progress,
-    TimeStep,
-)
+from rl_lab.types import Batch, CollectResult, ConfigError, LossOutput, Metrics, Phase, PolicyStep, Progress, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_fractions, named
 from rl_lab.workflows.context import WorkflowContext
 

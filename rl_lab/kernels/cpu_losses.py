@@ -53,7 +53,7 @@ def _ppo_loss(
     modules = _actor_and_critic(actor, critic) if features.dim() == 2 and learns_from(features) else None
     if modules is None:
         return NotImplemented
-    action, advantage, share = sample["action"].unsqueeze(1), sample["advantage"], 1.0 / len(features)
+    action, advantage, per_row = sample["action"].unsqueeze(1), sample["advantage"], 1.0 / len(features)
 
     def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, Tensor]:
         logits, value = outputs
@@ -61,13 +61,13 @@ def _ppo_loss(
         probs, log_prob = log_probs.exp(), log_probs.gather(1, action).squeeze(1)
         ratio = (log_prob - sample["log_prob"]).exp_()
         unclipped, clipped = ratio * advantage, ratio.clamp(1.0 - clip_range, 1.0 + clip_range).mul_(advantage)
-        pull = torch.where(unclipped <= clipped, unclipped, 0.0 * unclipped).mul_(-share).unsqueeze(1)
-        d_policy = (probs * -pull).scatter_add_(1, action, pull)
+        d_log_prob = torch.where(unclipped <= clipped, unclipped, 0.0 * unclipped).mul_(-per_row).unsqueeze(1)
+        d_policy = (probs * -d_log_prob).scatter_add_(1, action, d_log_prob)
         entropy = -(probs * log_probs).sum(dim=1, keepdim=True)
-        d_entropy = (log_probs + entropy).mul_(probs).mul_(share)
+        d_entropy = (log_probs + entropy).mul_(probs).mul_(per_row)
         error = value.squeeze(1) - sample["return"]
         terms = [-torch.minimum(unclipped, clipped).mean(), error.square().mean(), -entropy.mean()]
-        return terms, [[d_policy, None], [None, (error * (2.0 * share)).unsqueeze(1)], [d_entropy, None]], log_prob
+        return terms, [[d_policy, None], [None, (error * (2.0 * per_row)).unsqueeze(1)], [d_entropy, None]], log_prob
 
     (policy, value, entropy), log_prob = differentiate(modules, features, loss)
     return {"policy": policy, "value": value, "entropy": entropy, "log_prob": log_prob}
@@ -123,12 +123,12 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
         values = _q_values(outputs)
         error = values.gather(1, action).squeeze(1) - target
         cut = error if limit is None else error.clamp(-limit, limit)
-        pull = cut * (1.0 / len(error)) if weight is None else cut * weight * (1.0 / len(error))
-        d_values = torch.zeros_like(values).scatter_(1, action, pull.unsqueeze(1))
+        d_value = cut * (1.0 / len(error)) if weight is None else cut * weight * (1.0 / len(error))
+        d_values = torch.zeros_like(values).scatter_(1, action, d_value.unsqueeze(1))
         by_outputs: list[Tensor | None] = [d_values]
         if len(outputs) == 2:  # dueling: Q = V + A - mean A
-            by_outputs = [d_values - d_values.mean(dim=1, keepdim=True), pull.unsqueeze(1)]
-        return [torch.dot(pull, error - 0.5 * cut)], [by_outputs], (error.abs(), values.mean())
+            by_outputs = [d_values - d_values.mean(dim=1, keepdim=True), d_value.unsqueeze(1)]
+        return [torch.dot(d_value, error - 0.5 * cut)], [by_outputs], (error.abs(), values.mean())
 
     (value_loss,), (priority, value_mean) = differentiate(learning, batch[key][:, 0], loss)
     return LossOutput({"value": value_loss}, {"controller/value_mean": value_mean}, {"priority": priority})

@@ -120,7 +120,7 @@ NAMES: dict[str, Meaning] = {
     "train/clip_range": Meaning("1", "PPO's limit on the probability ratio.", "Follows its schedule."),
     "train/model_kl": Meaning(
         "nats",
-        "World models: divergence of what is believed after looking from what was expected before, without free nats.",
+        "World models: KL divergence of the posterior from the prior, without free nats.",
         "Falls, then levels off above 0. Near 0 from the start: the latent carries nothing; lower `free_nats` or the "
         "scale of `representation`. Rising for long: the model meets much that is new to it.",
     ),

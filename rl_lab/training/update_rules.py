@@ -185,17 +185,17 @@ class RMSprop(UpdateRule):
         gradients, mean_square = self.decayed(members, divisor), members.state["mean_square"]
         torch._foreach_mul_(mean_square, self.betas[1])
         torch._foreach_addcmul_(mean_square, gradients, gradients, value=1.0 - self.betas[1])
-        spread = torch._foreach_sqrt(mean_square)
-        torch._foreach_add_(spread, self.epsilon)
+        denominator = torch._foreach_sqrt(mean_square)
+        torch._foreach_add_(denominator, self.epsilon)
         if self.momentum:
             velocity = members.state["velocity"]
             torch._foreach_mul_(velocity, self.momentum)
-            torch._foreach_addcdiv_(velocity, gradients, spread)
+            torch._foreach_addcdiv_(velocity, gradients, denominator)
             descend(members.parameters, velocity, learning_rate)
         elif isinstance(learning_rate, Tensor):
-            descend(members.parameters, list(torch._foreach_div(gradients, spread)), learning_rate)
+            descend(members.parameters, list(torch._foreach_div(gradients, denominator)), learning_rate)
         else:
-            torch._foreach_addcdiv_(members.parameters, gradients, spread, value=-learning_rate)
+            torch._foreach_addcdiv_(members.parameters, gradients, denominator, value=-learning_rate)
 
 
 class SGD(UpdateRule):

@@ -145,13 +145,13 @@ def test_the_temperature_moves_against_the_entropy_it_finds(entropy: float, sign
 
 def test_target_entropies() -> None:
     assert Temperature(action=CONTINUOUS).target_entropy == -2.0
-    assert Temperature(action=DISCRETE, target_share=0.5).target_entropy == pytest.approx(0.5 * math.log(3))
+    assert Temperature(action=DISCRETE, target_fraction=0.5).target_entropy == pytest.approx(0.5 * math.log(3))
     assert Temperature(action=DISCRETE, target_entropy=0.3).target_entropy == 0.3
 
 
 def test_a_mask_lowers_the_target_to_what_is_allowed() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    model = Temperature(action=DISCRETE, target_share=0.5)
+    model = Temperature(action=DISCRETE, target_fraction=0.5)
     expected = 0.25 - 0.5 * (math.log(2) + math.log(1)) / 2
     assert float(model.loss(torch.tensor(0.25), mask)) == pytest.approx(expected)
     fixed = Temperature(action=DISCRETE, target_entropy=0.1)
@@ -195,8 +195,8 @@ def test_impossible_settings_are_refused() -> None:
         SoftActor(input_size=4, action=CONTINUOUS, log_std_bounds=(2.0, -5.0))
     with pytest.raises(ConfigError, match="temperature: initial is 0.0; allowed is a finite number above 0"):
         Temperature(action=CONTINUOUS, initial=0.0)
-    with pytest.raises(ConfigError, match="temperature: target_share is 1.5; allowed is above 0, up to 1"):
-        Temperature(action=DISCRETE, target_share=1.5)
+    with pytest.raises(ConfigError, match="temperature: target_fraction is 1.5; allowed is above 0, up to 1"):
+        Temperature(action=DISCRETE, target_fraction=1.5)
     for value in (math.nan, math.inf):
         with pytest.raises(ConfigError, match=f"temperature: target_entropy is {value}; allowed is a finite number of"):
             Temperature(action=CONTINUOUS, target_entropy=value)

@@ -63,7 +63,7 @@ class SoftActor(nn.Module):
 
 
 class TwinCritic(nn.Module):
-    """Two action-value networks; the lesser of the two is believed, since each alone learns to overestimate."""
+    """Two action-value networks; targets take the lesser of the two, since each alone learns to overestimate."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class TwinCritic(nn.Module):
 class Temperature(nn.Module):
     """How much an entropy of one nat is worth in reward; learnt so that the policy keeps the entropy it should.
 
-    target_entropy null: minus the number of dimensions (continuous); `target_share` of the entropy of choosing evenly
-    among the allowed actions (discrete).
+    target_entropy null: minus the number of dimensions (continuous); `target_fraction` of the entropy of choosing
+    evenly among the allowed actions (discrete).
     """
 
     def __init__(
@@ -115,23 +115,25 @@ class Temperature(nn.Module):
         action: ActionSpec,
         initial: float = 1.0,
         target_entropy: float | None = None,
-        target_share: float = 0.98,
+        target_fraction: float = 0.98,
     ) -> None:
         super().__init__()
         if not 0.0 < initial < math.inf:
             raise ConfigError(
                 f"temperature: initial is {initial}; allowed is a finite number above 0. Write initial: 1.0."
             )
-        if not 0.0 < target_share <= 1.0:
-            raise ConfigError(f"temperature: target_share is {target_share}; allowed is above 0, up to 1. Write 0.98.")
+        if not 0.0 < target_fraction <= 1.0:
+            raise ConfigError(
+                f"temperature: target_fraction is {target_fraction}; allowed is above 0, up to 1. Write 0.98."
+            )
         if target_entropy is not None and not math.isfinite(target_entropy):
             raise ConfigError(
                 f"temperature: target_entropy is {target_entropy}; allowed is a finite number of nats. Write null for "
                 "the usual one."
             )
         self.log_value = nn.Parameter(torch.tensor(math.log(initial)))
-        self.target_share = target_share
-        evenly = -float(action.sizes[0]) if action.kind == "continuous" else target_share * math.log(action.sizes[0])
+        self.target_fraction = target_fraction
+        evenly = -float(action.sizes[0]) if action.kind == "continuous" else target_fraction * math.log(action.sizes[0])
         self.follows_mask = target_entropy is None and action.kind == "discrete"
         self.target_entropy = evenly if target_entropy is None else target_entropy
 
@@ -143,7 +145,7 @@ class Temperature(nn.Module):
         """`temperature * (entropy - target)` for the mean entropy of rows: it falls while there is more than asked."""
         target: float | Tensor = self.target_entropy
         if mask is not None and self.follows_mask:
-            target = self.target_share * mask.sum(dim=-1).float().log().mean()
+            target = self.target_fraction * mask.sum(dim=-1).float().log().mean()
         return self() * (entropy.detach() - target)
 
 

@@ -50,7 +50,7 @@ class RunningMoments(nn.Module):
 class ObservationNormalizer(nn.Module):
     """Float observations to about zero mean and unit size; images, discrete values and masks pass untouched.
 
-    off: nothing. rolling: by the mean and deviation of everything seen so far. static: from the bounds of the
+    off: nothing. rolling: by the mean and std of everything seen so far. static: from the bounds of the
     observation's spec to [-1, 1].
     """
 
@@ -125,7 +125,7 @@ class _Scale(nn.Module):
 
 
 class RewardNormalizer(nn.Module):
-    """Rewards divided by the running deviation of the discounted return, so that values are of size one.
+    """Rewards divided by the running std of the discounted return, so that values are of size one.
 
      row t           0      1      2      3      each row once, over all rollouts: pass rows 1..T of rows 0..T
      is_first        1      0      0      1

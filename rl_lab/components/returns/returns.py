@@ -78,8 +78,8 @@ def reward_to_go(reward: Tensor, is_last: Tensor, *, discount: float = 1.0) -> T
 
 
 def episode_return(reward: Tensor, is_last: Tensor, *, discount: float = 1.0) -> Tensor:
-    """The whole episode's return, the same for each of its rows `[B, T]`: the rows' share of it, where an
-    episode began before row 0 or goes on after row T."""
+    """The whole episode's return, the same for each of its rows `[B, T]`: only of the rows that are
+    here, where an episode began before row 0 or continues after row T."""
     to_go = reward_to_go(reward, is_last, discount=discount)
     row = torch.arange(to_go.shape[1], device=reward.device).expand_as(to_go)
     begins = torch.cat((torch.ones_like(is_last[:, :1]), is_last[:, :-2]), dim=1)

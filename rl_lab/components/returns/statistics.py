@@ -11,7 +11,7 @@ def mean(values: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def standardize(values: Tensor, valid: Tensor | None) -> Tensor:
-    """Zero mean and unit deviation over valid samples; fewer than two have no deviation and are only centred."""
+    """Zero mean and unit std over valid samples; fewer than two have no std and are only centred."""
     chosen = values if valid is None else values[valid]
     if chosen.numel() < 2:
         return values - chosen.mean()

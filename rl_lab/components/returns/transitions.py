@@ -32,15 +32,15 @@ def n_step_transitions(batch: Batch, discount: float) -> Batch:
     is_valid  bool  [B]   ~is_last of row 0
     """
     reward = batch["reward"][:, 1:]
-    goes_on = (~batch["is_last"][:, :-1]).cumprod(dim=1)  # [B, n]: 1 while the transition t -> t+1 is the episode's
+    continues = (~batch["is_last"][:, :-1]).cumprod(dim=1)  # [B, n]: 1 while the transition t -> t+1 is the episode's
     powers = discount ** torch.arange(reward.shape[1], dtype=reward.dtype, device=reward.device)
-    next_row = goes_on.sum(dim=1)
+    next_row = continues.sum(dim=1)
     survives = 1.0 - rows_at(batch["is_terminal"], next_row).to(reward.dtype)
     return {
-        "reward": (reward * goes_on * powers).sum(dim=1),
+        "reward": (reward * continues * powers).sum(dim=1),
         "discount": survives * discount ** next_row.to(reward.dtype),
         "next_row": next_row,
-        "is_valid": goes_on[:, 0].bool(),
+        "is_valid": continues[:, 0].bool(),
     }
 
 

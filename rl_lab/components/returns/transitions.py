@@ -1,15 +1,13 @@
 """From sampled rows to transitions: n rewards in one, and the row whose value stands for everything after them.
 
-     row t            0       1       2       3 = n
-     reward           .       r1      r2      r3       arrives WITH the row, so action 0 earned r1
-     is_last          0       0       1       0        the episode ends at row 2; row 3 belongs to the next one
-     is_terminal      0       0       1/0     0
-     ------------------------------------------------------------------------------------------------
-     reward    = r1 + discount * r2                    only what this episode brought
-     next_row  = 2                                     whose value bootstraps
-     discount  = discount ** 2 * (1 - is_terminal2)    0: nothing after has value; a time limit bootstraps
-
-`n_step_return` gives the same targets from values of all rows; here one row per sequence is asked for its value.
+row t            0       1       2       3 = n
+reward           .       r1      r2      r3       arrives WITH the row, so action 0 earned r1
+is_last          0       0       1       0        the episode ends at row 2; row 3 belongs to the next one
+is_terminal      0       0       1/0     0
+------------------------------------------------------------------------------------------------
+reward    = r1 + discount * r2                    only what this episode brought
+next_row  = 2                                     whose value bootstraps
+discount  = discount ** 2 * (1 - is_terminal2)    0: nothing after has value; a time limit bootstraps
 """
 
 from __future__ import annotations

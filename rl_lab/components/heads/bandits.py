@@ -56,7 +56,23 @@ class EpsilonGreedy:
         return draw(epsilon_greedy(statistics["value"], self.epsilon))
 
 
-class UCB:
+class RewardSums:
+    """Strategies whose statistics are how often each arm was pulled, and the sum of its rewards."""
+
+    num_arms: int
+
+    def initial(self, num_bandits: int, *, device: torch.device) -> Batch:
+        return {name: torch.zeros(num_bandits, self.num_arms, device=device) for name in ("pulls", "reward_sum")}
+
+    def learn(self, statistics: Batch, arm: Tensor, reward: Tensor) -> Batch:
+        pulled = one_hot(arm, self.num_arms)
+        return {
+            "pulls": statistics["pulls"] + pulled,
+            "reward_sum": statistics["reward_sum"] + pulled * reward.unsqueeze(1),
+        }
+
+
+class UCB(RewardSums):
     """UCB1: the arm whose value could be highest, mean + confidence * sqrt(ln t / n), untried arms first. The
     square root of two is the paper's confidence for rewards in [0, 1]."""
 
@@ -64,12 +80,6 @@ class UCB:
         self.num_arms = _num_arms(action)
         _above_zero("confidence", confidence)
         self.confidence = confidence
-
-    def initial(self, num_bandits: int, *, device: torch.device) -> Batch:
-        return _no_rewards(num_bandits, self.num_arms, device)
-
-    def learn(self, statistics: Batch, arm: Tensor, reward: Tensor) -> Batch:
-        return _with_reward(statistics, arm, reward)
 
     def index(self, statistics: Batch) -> Tensor:
         """`[N, A]`; infinite where an arm was never pulled."""
@@ -115,7 +125,7 @@ class GradientBandit:
         return draw(statistics["preference"].softmax(1))
 
 
-class GaussianThompson:
+class GaussianThompson(RewardSums):
     """Thompson sampling: the best arm of one draw from the posterior. Rewards are normal with a known std
     `reward_std`; each arm's mean has a normal prior with mean `prior_mean` and std `prior_std`."""
 
@@ -127,12 +137,6 @@ class GaussianThompson:
         _above_zero("reward_std", reward_std)
         _finite("prior_mean", prior_mean)
         self.prior_mean, self.prior_std, self.reward_std = prior_mean, prior_std, reward_std
-
-    def initial(self, num_bandits: int, *, device: torch.device) -> Batch:
-        return _no_rewards(num_bandits, self.num_arms, device)
-
-    def learn(self, statistics: Batch, arm: Tensor, reward: Tensor) -> Batch:
-        return _with_reward(statistics, arm, reward)
 
     def posterior(self, statistics: Batch) -> tuple[Tensor, Tensor]:
         """Mean and std of the posterior of every arm, `[N, A]`."""
@@ -146,7 +150,7 @@ class GaussianThompson:
         return (mean + std * torch.randn_like(mean)).argmax(1)
 
 
-class BernoulliThompson:
+class BernoulliThompson(RewardSums):
     """Thompson sampling: the best arm of one draw from the posterior. Rewards are 0 or 1; each arm's chance has the
     prior Beta(`prior_successes`, `prior_failures`)."""
 
@@ -156,12 +160,6 @@ class BernoulliThompson:
         _above_zero("prior_failures", prior_failures)
         self.prior_successes, self.prior_failures = prior_successes, prior_failures
 
-    def initial(self, num_bandits: int, *, device: torch.device) -> Batch:
-        return _no_rewards(num_bandits, self.num_arms, device)
-
-    def learn(self, statistics: Batch, arm: Tensor, reward: Tensor) -> Batch:
-        return _with_reward(statistics, arm, reward)
-
     def posterior(self, statistics: Batch) -> tuple[Tensor, Tensor]:
         """Both parameters of the Beta posterior of every arm, `[N, A]`."""
         successes = statistics["reward_sum"]
@@ -170,18 +168,6 @@ class BernoulliThompson:
 
     def choose(self, statistics: Batch) -> Tensor:
         return torch.distributions.Beta(*self.posterior(statistics), validate_args=False).sample().argmax(1)
-
-
-def _no_rewards(num_bandits: int, num_arms: int, device: torch.device) -> Batch:
-    return {name: torch.zeros(num_bandits, num_arms, device=device) for name in ("pulls", "reward_sum")}
-
-
-def _with_reward(statistics: Batch, arm: Tensor, reward: Tensor) -> Batch:
-    pulled = one_hot(arm, statistics["pulls"].shape[1])
-    return {
-        "pulls": statistics["pulls"] + pulled,
-        "reward_sum": statistics["reward_sum"] + pulled * reward.unsqueeze(1),
-    }
 
 
 def _num_arms(action: ActionSpec) -> int:

@@ -24,8 +24,6 @@ class EnsembleMLP(nn.Module):
     Weights and biases start uniform within 1 / sqrt(inputs), as in the reference implementations of SAC.
     """
 
-    has_output = True
-
     def __init__(
         self, *, size: int, input_size: int, hidden_sizes: Sequence[int], output_size: int, activation: str = "relu"
     ) -> None:

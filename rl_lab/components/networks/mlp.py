@@ -53,7 +53,6 @@ class MLP(nn.Module):
         output_gain: float = 1.0,
     ) -> None:
         super().__init__()
-        self.activation_name = activation
         self.activation = choose(ACTIVATIONS, activation, place="MLP activation")
         make_norm = choose(NORMS, norm, place="MLP norm")
         sizes = [input_size, *_positive(hidden_sizes)]
@@ -62,7 +61,6 @@ class MLP(nn.Module):
         self.output = linear(sizes[-1], output_size, gain=output_gain) if output_size is not None else None
         self.output_size = sizes[-1] if output_size is None else output_size
         self.layers = [*self.hidden, *([] if self.output is None else [self.output])]
-        self.has_output = output_size is not None
 
     @fast_path("rl_lab.kernels.cpu_mlp:MLP_FORWARD")
     def forward(self, features: Tensor) -> Tensor:

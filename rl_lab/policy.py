@@ -85,9 +85,9 @@ class Policy:
             )
 
     def imagine(self, *, horizon: int = 15) -> Batch:
-        """What a world model expects to happen next, from the last `act` on: named tensors `[N, horizon + 1, ...]`
+        """What a world model predicts to happen next, from the last `act` on: named tensors `[N, horizon + 1, ...]`
         (every observation key, `reward`, the model's state) and `action [N, horizon, ...]`, as the model reads them:
-        numbers before they are scaled to the environment's range. Each call dreams anew (`torch.manual_seed`)."""
+        numbers before they are scaled to the environment's range. Each call draws anew (`torch.manual_seed`)."""
         if not isinstance(self.workflow, WorldModelWorkflow):
             raise ConfigError(
                 f"imagine() needs a model of the world, which {type(self.workflow).__name__} does not learn: load a "

@@ -22,7 +22,7 @@ from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.runs import report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import ConfigError, RunError
-from rl_lab.utils.signals import ASKING
+from rl_lab.utils.processes import ASKING
 from rl_lab.utils.tree import leaves_with_paths
 from rl_lab.workflows.ppo import PPO
 

@@ -220,7 +220,7 @@ def test_a_curriculum_cut_in_every_phase_equals_the_uninterrupted_run(tmp_path: 
 def train_process(run_id: str, runs_dir: Path, experiment: str, overrides: list[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "rl_lab", "train", experiment, *overrides, "-q"]
     command += ["--run-id", run_id, "--runs-dir", str(runs_dir)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def wait_for_rows(path: Path, count: int, process: subprocess.Popen[bytes], *, timeout_s: float = 60.0) -> None:
@@ -339,25 +339,17 @@ def test_a_run_killed_in_every_stage_of_its_end_ends_the_same(ending: Ending, tm
     assert_ends_the_same(run, ending)
 
 
-def kill_at_operations(ending: Ending, tmp_path: Path, *, every: int) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_run_killed_at_any_file_operation_of_its_end_ends_the_same(ending: Ending, tmp_path: Path) -> None:
     first = ending.copy(tmp_path / "count")
     count = len(operations_of(first, lambda: finish(first)))
     assert count > 100
-    for at in range(0, count, every):
+    for at in range(count):
         run = ending.copy(tmp_path / str(at))
         killed_at(run, at, lambda: finish(run), half_way=at % 2 == 0)  # noqa: B023
         assert_ends_the_same(run, ending)
         shutil.rmtree(run)
-
-
-def test_a_run_killed_at_some_file_operations_of_its_end_ends_the_same(ending: Ending, tmp_path: Path) -> None:
-    kill_at_operations(ending, tmp_path, every=90)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_a_run_killed_at_any_file_operation_of_its_end_ends_the_same(ending: Ending, tmp_path: Path) -> None:
-    kill_at_operations(ending, tmp_path, every=1)
 
 
 @pytest.mark.slow
@@ -371,13 +363,18 @@ def test_many_kills_resume_bit_for_bit(case: str, tmp_path: Path) -> None:
         assert_same_run(runs_dir / "cut", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    experiment, overrides = overrides_of("ppo discrete, native", updates=60)
+@pytest.mark.parametrize(
+    ("number", "case"),
+    [(signal.SIGTERM, "ppo discrete, native"), (signal.SIGINT, "dqn"), (signal.SIGUSR1, "ppo discrete, async")],
+)
+def test_a_signal_to_all_processes_saves_says_how_to_go_on_and_loses_nothing(
+    number: signal.Signals, case: str, tmp_path: Path
+) -> None:
+    experiment, overrides = overrides_of(case, updates=60)
     api.train(experiment, overrides=overrides, run_id="whole", runs_dir=tmp_path, quiet=True)
     process = train_process("cut", tmp_path, experiment, overrides)
     wait_for_rows(tmp_path / "cut" / "metrics.jsonl", 3, process)
-    process.send_signal(number)
+    os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert f"rl-lab resume {tmp_path / 'cut'}" in errors.decode()

@@ -18,6 +18,7 @@ from typing import Literal
 
 from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, runs_dir_of
 from rl_lab.cli.printing import print_json
+from rl_lab.utils.processes import available_cores
 
 DESCRIPTION = """Check Python, packages, devices, rendering and the disk. Each line is ok, warn or fail, with a cure.
 Exit code 1 when something failed."""
@@ -68,7 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
         check_python,
         check_packages,
         check_torch,
-        check_threads,
         check_rendering,
         check_video,
         lambda: check_disk(runs_dir),
@@ -107,11 +107,8 @@ def check_packages() -> Iterator[Finding]:
     if version is None:
         yield Finding("packages", "fail", "rl-lab is not installed in this Python", INSTALL)
         return
-    problems = _problems()
-    if problems:
-        yield Finding("packages", "fail", "; ".join(problems), INSTALL)
-    else:
-        yield Finding("packages", "ok", f"rl-lab {version} and everything it requires")
+    good = Finding("packages", "ok", f"rl-lab {version} and everything it requires")
+    yield Finding("packages", "fail", "; ".join(problems), INSTALL) if (problems := _problems()) else good
     if _installed("pygame") and _installed("pygame-ce"):
         cure = "pip uninstall -y pygame pygame-ce && pip install -c constraints.txt pygame-ce"
         yield Finding("pygame", "warn", "pygame and pygame-ce overwrite each other's files", cure)
@@ -137,20 +134,10 @@ def check_torch() -> Iterator[Finding]:
         yield Finding("device", "warn", "torch was built for CUDA but sees no GPU", cure)
     else:
         yield Finding("device", "ok", "cpu")
-
-
-def check_threads() -> Iterator[Finding]:
-    if _installed("torch") is None:
-        return
-    import torch
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = torch.get_num_threads()
+    cores, threads = available_cores(), torch.get_num_threads()
     detail = f"{cores} cores, {threads} torch threads, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}"
-    if threads > cores:
-        yield Finding("threads", "warn", detail, f"export OMP_NUM_THREADS={cores}: more threads than cores only wait")
-    else:
-        yield Finding("threads", "ok", detail)
+    cure = f"export OMP_NUM_THREADS={cores}: more threads than cores only wait"
+    yield Finding("threads", "warn", detail, cure) if threads > cores else Finding("threads", "ok", detail)
 
 
 def check_rendering() -> Iterator[Finding]:
@@ -223,21 +210,17 @@ def check_shared_memory() -> Iterator[Finding]:
     if not place.is_dir():  # macOS and Windows have no such file system and no such limit
         return
     total = shutil.disk_usage(place).total
-    detail = f"{place}: {total / GIB:.1f} GiB"
-    if total < SHARED_MEMORY_WARN_BYTES:
-        cure = "docker run --shm-size=1g, or environment.vectorization=sync"
-        yield Finding("shared memory", "warn", detail, cure)
-    else:
-        yield Finding("shared memory", "ok", detail)
+    is_small, detail = total < SHARED_MEMORY_WARN_BYTES, f"{place}: {total / GIB:.1f} GiB"
+    cure = "docker run --shm-size=1g, or environment.vectorization=sync"
+    yield Finding("shared memory", "warn", detail, cure) if is_small else Finding("shared memory", "ok", detail)
 
 
 def check_extras() -> Iterator[Finding]:
     """Which optional families of packages are here; a missing one is no fault."""
     missing = {extra: _problems(extra) for extra in _extras()}
-    present = [extra for extra, problems in missing.items() if not problems]
-    absent = [extra for extra, problems in missing.items() if problems]
-    detail = f"installed: {', '.join(present) or 'none'}; not installed: {', '.join(absent) or 'none'}"
-    yield Finding("extras", "ok", detail)
+    present = ", ".join(extra for extra, problems in missing.items() if not problems) or "none"
+    absent = ", ".join(extra for extra, problems in missing.items() if problems) or "none"
+    yield Finding("extras", "ok", f"installed: {present}; not installed: {absent}")
 
 
 def _extras() -> list[str]:

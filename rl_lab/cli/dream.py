@@ -1,4 +1,4 @@
-"""`rl-lab dream`: film what a run's world model expects."""
+"""`rl-lab dream`: film what a run's world model predicts."""
 
 from __future__ import annotations
 

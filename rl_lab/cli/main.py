@@ -24,7 +24,7 @@ COMMANDS = {
         "resume": "continue a run exactly where its last checkpoint left it",
         "evaluate": "score a run's policy over finished episodes",
         "play": "watch a run's policy, in a window or as mp4",
-        "dream": "film what a run's world model expects beside what happens",
+        "dream": "film what a run's world model predicts beside what happens",
         "collect": "write a dataset from a run's policy, or from the random one",
     },
     "look at runs": {

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_lab.cli.parsing import Parser, add_json, add_run, runs_dir_of
 from rl_lab.cli.printing import fields, format_value, print_json
+from rl_lab.utils.formatting import sparkline
 
 if TYPE_CHECKING:
     from rl_lab.runs.run_directory import RunDirectory
 
 CURVES = {"training return": "collect/episode_return_mean", "evaluation return": "eval/episode_return_mean"}
 CURVE_WIDTH = 48
-BARS = "▁▂▃▄▅▆▇█"
 
 DESCRIPTION = """One run: what it is, how far it came, its scores and where its files lie."""
 
@@ -106,7 +105,11 @@ def describe(facts: dict[str, Any]) -> str:
         ("best score", status["best_score"]),
         ("final score", status["final_score"]),
     ]
-    curves = [(name, _curve_line(values)) for name, values in facts["curves"].items() if len(values) > 1]
+    curves = [
+        (name, f"{sparkline(line, width=CURVE_WIDTH)}  {line[0]:.4g} -> {line[-1]:.4g}, best {max(line):.4g}")
+        for name, line in facts["curves"].items()
+        if len(line) > 1
+    ]
     here = Path.cwd()
     paths = facts["paths"].items()
     files = [(name, path.relative_to(here) if path.is_relative_to(here) else path) for name, path in paths]
@@ -115,17 +118,3 @@ def describe(facts: dict[str, Any]) -> str:
     run_id = format_value(facts["id"])
     next_command = "evaluate" if status["state"] in ("finished", "stopped", "running") else "resume"
     return "\n\n".join([f"{run_id}\n{blocks[0]}", *blocks[1:], f"next: rl-lab {next_command} {run_id}"])
-
-
-def sparkline(values: list[float], width: int = CURVE_WIDTH) -> str:
-    """A curve in one line of text: the means of `width` equal stretches, from the lowest bar to the highest."""
-    stretches = min(width, len(values))
-    edges = [round(index * len(values) / stretches) for index in range(stretches + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((mean - low) * scale)] for mean in means)
-
-
-def _curve_line(values: list[float]) -> str:
-    return f"{sparkline(values)}  {values[0]:.4g} -> {values[-1]:.4g}, best {max(values):.4g}"

@@ -36,6 +36,7 @@ from rl_lab.environments.vector import VectorBase
 from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, shared_layout, work
 from rl_lab.environments.wrappers import WRAPPERS
 from rl_lab.types import ConfigError, EnvRows, RLLabError, StateTree
+from rl_lab.utils.processes import ASKING, available_cores
 
 WORKER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
 CLOSE_TIMEOUT_S = 5.0
@@ -235,10 +236,6 @@ class AsyncEnvironment(VectorBase):
         self._workers[index] = self._start(worker.part)
 
 
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def pickled(recipe: Recipe) -> bytes:
     """How to build the environment, as sent to a worker; lambdas and local classes cannot travel."""
     name = recipe.id.rpartition(":")[2]
@@ -284,9 +281,8 @@ def main_module(*, is_needed: bool) -> Iterator[None]:
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """What starts inside inherits one thread per process and blocked SIGINT and SIGTERM; ours come back after."""
-    signals = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals) if hasattr(signal, "pthread_sigmask") else None
+    """What starts inside inherits one thread per process and blocked signals; ours come back after."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING) if hasattr(signal, "pthread_sigmask") else None
     old = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)
     try:

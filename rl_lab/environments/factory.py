@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rl_lab.environments.async_environment import WORKER_TIMEOUT_S, AsyncEnvironment, available_cores
+from rl_lab.environments.async_environment import WORKER_TIMEOUT_S, AsyncEnvironment
 from rl_lab.environments.base import Environment
 from rl_lab.environments.cell import Cell
 from rl_lab.environments.lookup import find
@@ -26,6 +26,7 @@ from rl_lab.environments.vector import NativeEnvironment, SyncEnvironment, alloc
 from rl_lab.environments.wrappers import check_wrappers
 from rl_lab.environments.wrappers_observation import ActionMask
 from rl_lab.types import ConfigError, EnvironmentFault, did_you_mean
+from rl_lab.utils.processes import available_cores
 from rl_lab.utils.seeding import STREAMS, stream_seed
 
 VECTORIZATIONS = ("auto", "native", "sync", "async")

@@ -21,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from rl_lab.environments.cell import Cells
 from rl_lab.environments.rendering import prepare_headless
 from rl_lab.types import EnvRows, EnvSpec, RLLabError
+from rl_lab.utils.processes import ASKING
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -89,10 +90,10 @@ def work(job: Job, connection: Connection, memory: Mapping[str, Any]) -> None:
 
 
 def _live_and_die_with_parent() -> None:
-    """Signals are the parent's business: Ctrl-C and a cluster's SIGTERM reach the whole group, and the parent still
+    """Signals are the parent's business: those of a terminal or a job queue reach the whole group, and the parent still
     needs our state for its last checkpoint. But when it dies, so do we, even in the middle of an endless step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in ASKING:
+        signal.signal(number, signal.SIG_IGN)
     os.environ.update(ONE_THREAD)
     threading.Thread(target=_exit_with_parent, name="parent watch", daemon=True).start()
     if sys.platform == "linux":  # a started worker's parent is the fork server

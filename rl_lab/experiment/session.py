@@ -22,7 +22,7 @@ from rl_lab.runs.manifest import changes_since, collect_manifest
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory, first_files
 from rl_lab.types import Metrics, RLLabError, RunError
-from rl_lab.utils.signals import handled_by
+from rl_lab.utils.processes import handled_by
 
 DONE = ("finished", "stopped")
 
@@ -217,13 +217,14 @@ def _recorded(run: RunDirectory, interruption: _Interruption) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and interruption.is_set()):
-            message = f"Left at once. Continue with `rl-lab resume {run.id}`."
-            run.write_status("interrupted", message=message)
-            error.add_note(message)
-            raise
-        message = str(error) if isinstance(error, RLLabError) else f"{type(error).__name__}: {error}"
+        is_asked = isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and interruption.is_set())
         with suppress(RLLabError):  # the disk may be what failed: then the error, which goes on, is all there is to say
+            if is_asked:
+                message = f"Left at once. Continue with `rl-lab resume {run.id}`."
+                error.add_note(message)
+                run.write_status("interrupted", message=message)
+                raise
+            message = str(error) if isinstance(error, RLLabError) else f"{type(error).__name__}: {error}"
             run.write_status("failed", message=message)
             log = TextLogWriter(run.log_path)
             log.message("".join(traceback.format_exception(error)).rstrip(), "error")

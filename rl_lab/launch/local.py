@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import IO
 
-from rl_lab.utils.signals import handled_by
+from rl_lab.utils.processes import available_cores, handled_by
 
 POLL_SECONDS = 0.1
 PATIENCE = 3  # this many Ctrl-C mean: do not wait for checkpoints any longer
@@ -33,7 +33,7 @@ class Member:
 
 def default_jobs() -> int:
     """Half the cores we may use: a training is one busy thread plus environments and writers."""
-    return max(1, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 2) // 2)
+    return max(1, available_cores() // 2)
 
 
 class Supervisor:

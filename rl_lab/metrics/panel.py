@@ -14,8 +14,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rl_lab.metrics.formatting import change_arrow, format_duration, format_number, proportional_widths, sparkline
 from rl_lab.metrics.view import EVALUATION_RETURN, HEADLINES, RunView
+from rl_lab.utils.formatting import change_arrow, format_duration, format_number, proportional_widths, sparkline
 from rl_lab.utils.text import printable
 
 SPLIT_COLOURS = {

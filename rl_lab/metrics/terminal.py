@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from rl_lab.metrics.formatting import format_duration, format_number
 from rl_lab.metrics.view import EVALUATION_RETURN, RunView
 from rl_lab.metrics.writers import Level, Row, Writer
 from rl_lab.types import ConfigError, StateTree, did_you_mean
+from rl_lab.utils.formatting import format_duration, format_number
 from rl_lab.utils.text import printable
 
 if TYPE_CHECKING:

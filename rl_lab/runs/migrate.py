@@ -42,10 +42,21 @@ MOVED_MODULES = {  # of version 1: old home of a class that a `_target_` may nam
 }
 
 
+RENAMED_KEYS = {  # of version 1: keys of our own classes -> their names in version 2
+    "dynamics_share": "dynamics_fraction",
+    "minimum_deviation": "minimum_std",
+    "maximum_deviation": "maximum_std",
+}
+
+
 def _name_new_homes(value: Any) -> Any:
-    """Version 1 to 2: every `_target_` names the module in which its class lies today."""
+    """Version 1 to 2: every `_target_` names the module in which its class lies today, and its keys as they are now."""
     if isinstance(value, Mapping):
-        return {key: _new_home(each) if key == "_target_" else _name_new_homes(each) for key, each in value.items()}
+        renamed = RENAMED_KEYS if str(value.get("_target_")).startswith("rl_lab.") else {}
+        return {
+            renamed.get(key, key): _new_home(each) if key == "_target_" else _name_new_homes(each)
+            for key, each in value.items()
+        }
     return [_name_new_homes(each) for each in value] if isinstance(value, list | tuple) else value
 
 

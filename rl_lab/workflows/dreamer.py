@@ -60,8 +60,9 @@ class Dreamer(LatentStateWorkflow):
         free_nats: float = 1.0,
         free_nats_on_average: bool = False,
         exploration_noise: float = 0.0,
+        sample_in_evaluations: bool = False,
         policy_gradient: Literal["reinforce", "dynamics", "advantage", "both", "auto"] = "reinforce",
-        dynamics_share: float = 0.1,
+        dynamics_fraction: float = 0.1,
         slow_critic_rate: float = 0.02,
         slow_critic_every: int = 1,
         slow_target: bool = False,
@@ -81,8 +82,9 @@ class Dreamer(LatentStateWorkflow):
         self.lambda_ = checked_fraction("lambda_", lambda_)
         self.horizon, self.dream_last = horizon, dream_last
         self.free_nats, self.policy_gradient = free_nats, policy_gradient
-        self.dynamics_share = checked_fraction("dynamics_share", dynamics_share)
+        self.dynamics_fraction = checked_fraction("dynamics_fraction", dynamics_fraction)
         self.free_nats_on_average, self.exploration_noise = free_nats_on_average, exploration_noise
+        self.sample_in_evaluations = sample_in_evaluations
         self.slow_critic_rate, self.slow_critic_every = slow_critic_rate, slow_critic_every
         self.slow_target, self.slow_regularizer = slow_target, slow_regularizer
         self.loss_scales = checked_scales(loss_scales, algorithm="Dreamer", terms=sum(TERMS.values(), ()))
@@ -146,9 +148,10 @@ class Dreamer(LatentStateWorkflow):
         """To a row `[N, ...]` and what was before it: the state after it, and the action."""
         observation, before = those_marked(SEEN, rows), those_marked(BEFORE, rows)
         with self.context.runtime.autocast(), torch.no_grad():
-            state = self.observe(observation, rows["is_first"], before, mode=mode)
+            is_greedy = mode == "eval" and not self.sample_in_evaluations
+            state = self.observe(observation, rows["is_first"], before, deterministic=is_greedy)
             policy = self.actor(self.dynamics.features(state), observation.get("action_mask"))
-            action = policy.mode() if mode == "eval" else policy.sample()
+            action = policy.mode() if is_greedy else policy.sample()
             return {**state, "action": self.explore(action, mode=mode)}
 
     # --- learning ---
@@ -175,14 +178,15 @@ class Dreamer(LatentStateWorkflow):
         """Rows `[B, T]` to new parameters; with a context, row 0 only tells where the model stood."""
         rows, before = self.dynamics.begin(batch)
         losses: list[LossOutput] = []
+        outputs: Batch = {}
         # Each part under an autocast of its own: one that began without gradients would keep weights cast without.
         with self.context.runtime.autocast(), torch.set_grad_enabled(model):
             state, posterior = self.observe_rows(rows, before)
             if model:
                 losses.append(self.model_loss(rows, state, posterior))
+                outputs["priority"] = self.priority(losses[0], numbers)
         if controller:
             losses.append(self.controller_loss(rows, state))
-        outputs: Batch = {}
         scaled: dict[str, Tensor] = {}
         for loss in losses:
             outputs |= loss.metrics | {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
@@ -263,7 +267,7 @@ class Dreamer(LatentStateWorkflow):
         if self.policy_gradient in ("dynamics", "advantage"):
             return returns if self.policy_gradient == "dynamics" else advantage
         likelier = policy.log_prob(action.detach()) * advantage.detach()
-        return likelier if self.policy_gradient == "reinforce" else likelier.lerp(returns, self.dynamics_share)
+        return likelier if self.policy_gradient == "reinforce" else likelier.lerp(returns, self.dynamics_fraction)
 
     def dream(self, start: Batch, through_model: bool) -> Batch:
         """The policy in the model, H steps from states `[N, ...]`. Gradients, if wanted, reach the actor alone."""

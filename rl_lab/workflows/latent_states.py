@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from rl_lab.training.schedules import Schedule, value_at
-from rl_lab.types import Batch, Metrics, Phase, PolicyStep, TimeStep
+from rl_lab.types import Batch, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, WorldModelWorkflow, named
 from rl_lab.workflows.context import Policy, WorkflowContext
 
@@ -49,6 +49,7 @@ class Decoder(Protocol):
 class LatentStateWorkflow(WorldModelWorkflow):
     """Acts from a model's state, keeps that state in every row, and learns from sequences that begin with one."""
 
+    notes_priorities: ClassVar[bool] = True  # the model's loss of each sequence
     exploration_noise: float
     loss_scales: Mapping[str, float | Schedule]
     optimizers: Mapping[str, Any]  # by the name their metrics carry; "": the only one
@@ -75,10 +76,10 @@ class LatentStateWorkflow(WorldModelWorkflow):
         """Of a policy's state, the model's part."""
         return {key: state[key] for key in self.dynamics.state_keys}
 
-    def observe(self, observation: Batch, is_first: Tensor, before: Batch, *, mode: Mode) -> Batch:
-        """The model's state after a row; is_first forgets what was before. In evaluations the likeliest one."""
+    def observe(self, observation: Batch, is_first: Tensor, before: Batch, *, deterministic: bool) -> Batch:
+        """The model's state after a row, drawn or the likeliest; is_first forgets what was before."""
         embedding = self.encoder(observation)
-        after, _ = self.dynamics.observe(embedding, before["action"], before, is_first, deterministic=mode == "eval")
+        after, _ = self.dynamics.observe(embedding, before["action"], before, is_first, deterministic=deterministic)
         return after
 
     def explore(self, action: Tensor, *, mode: Mode) -> Tensor:
@@ -112,6 +113,11 @@ class LatentStateWorkflow(WorldModelWorkflow):
         rows["embedding"] = self.encoder(rows)
         return self.dynamics.observe_sequence(rows["embedding"], rows["previous_action"], rows["is_first"], before)
 
+    def priority(self, loss: LossOutput, numbers: Batch) -> Tensor:
+        """How much there was to learn from each sequence `[B]`: the mean of its rows' model losses, scaled."""
+        scales = torch.stack([numbers[name] for name in loss.aux])
+        return scales @ torch.stack(list(loss.aux.values())).mean(dim=-1)
+
     def learn_from(self, batch: Batch, phase: Phase, **choices: bool) -> Metrics:
         """`learn` with what the phase says now; the batch gets the fresher contexts."""
         context = [key for key in self.dynamics.context_keys if key in batch]
@@ -119,6 +125,6 @@ class LatentStateWorkflow(WorldModelWorkflow):
         scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
         rates = [named(optimizer.prepare(phase.progress), name) for name, optimizer in self.optimizers.items()]
         outputs = self.learn(rows, self.context.runtime.numbers(scales), **choices)
-        for key in context:
-            batch[key] = outputs.pop(key)  # the buffer writes the fresher states back
+        # The buffer writes the fresher states back, and draws by priority if it is told to.
+        batch |= {key: outputs.pop(key) for key in (*context, "priority") if key in outputs}
         return {**outputs, **{name: rate for each in rates for name, rate in each.items()}}

@@ -69,7 +69,7 @@ class PlaNet(LatentStateWorkflow):
         """`state` is the model's state and the action that followed it; is_first forgets both."""
         before = self.blank_state(time_step) if state is None else state
         with self.context.runtime.autocast():
-            state = self.observe(time_step.observation, time_step.is_first, before, mode=mode)
+            state = self.observe(time_step.observation, time_step.is_first, before, deterministic=mode == "eval")
         return self.answer(self.explore(self.plan(state, {})["action"], mode=mode), state, mode=mode)
 
     def plan(self, batch: Batch, numbers: Batch) -> Batch:
@@ -111,6 +111,7 @@ class PlaNet(LatentStateWorkflow):
             )
         total = torch.stack([term * numbers[name] for name, term in loss.terms.items()]).sum()
         outputs = loss.metrics | {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
+        outputs["priority"] = self.priority(loss, numbers)
         return outputs | named(self.optimizers[""].apply(total)) | self.dynamics.renew(batch, state)
 
     # --- dreaming, for people ---

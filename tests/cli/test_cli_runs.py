@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from cli_fakes import Calls
 
-from rl_lab.cli.show import sparkline
 from rl_lab.runs.manifest import collect_manifest
 from rl_lab.runs.run_directory import RunDirectory, first_files
 
@@ -106,12 +105,6 @@ def test_show_of_an_unknown_run_names_the_nearest(rl: Any, runs_dir: Path) -> No
     answer = rl("show", "secnod", "--runs-dir", runs_dir)
     assert answer.code == 1
     assert "There is no run 'secnod'" in answer.err and "second" in answer.err
-
-
-def test_sparkline_runs_from_the_lowest_bar_to_the_highest() -> None:
-    assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == "▁▂▃▄▅▆▇█"
-    assert sparkline([3.0, 3.0]) == "▁▁"
-    assert len(sparkline([float(value) for value in range(1000)])) == 48
 
 
 # --- evaluate and play -------------------------------------------------------------------------

@@ -27,3 +27,10 @@ def test_pixels_are_repeated_and_then_convolved() -> None:
     doubled = F.silu(small[0]).repeat_interleave(2, dim=1).repeat_interleave(2, dim=2).permute(0, 3, 1, 2)
     expected = F.conv2d(doubled, decoder.output.weight, decoder.output.bias, padding=2).permute(0, 2, 3, 1)
     torch.testing.assert_close(drawn, expected)
+
+
+def test_blocks_that_do_not_divide_the_channels_of_small_images_become_fewer() -> None:
+    """As size 1m has them for images of 16x16: 12 channels in 8 blocks."""
+    style = {**STYLE, "depth": 4}
+    decoder = DoublingCNN((16, 16, 3), deter=16, stoch_size=6, units=4, blocks=8, **style)  # type: ignore[arg-type]
+    assert decoder.blocks == 4 and decoder(torch.randn(2, 22)).shape == (2, 16, 16, 3)

@@ -67,7 +67,7 @@ def test_packing_keeps_one_byte_per_choice() -> None:
 
 
 def test_gaussian_divergence_and_entropy() -> None:
-    latent = GaussianLatent(size=1, minimum_deviation=0.1)
+    latent = GaussianLatent(size=1, minimum_std=0.1)
     raw = math.log(math.expm1(0.9))  # softplus gives 0.9, so the deviation is 1
     wide = math.log(math.expm1(1.9))  # 2
     ours, theirs = torch.tensor([[3.0, raw]]), torch.tensor([[1.0, wide]])
@@ -77,7 +77,7 @@ def test_gaussian_divergence_and_entropy() -> None:
 
 
 def test_gaussian_samples_are_mean_and_noise_times_deviation() -> None:
-    latent = GaussianLatent(size=2, minimum_deviation=0.1)
+    latent = GaussianLatent(size=2, minimum_std=0.1)
     raw = math.log(math.expm1(0.4))
     parameters = torch.tensor([[1.0, -1.0, raw, raw]])
     assert latent.sample(parameters, None).tolist() == [[1.0, -1.0]]
@@ -89,8 +89,8 @@ def test_gaussian_samples_are_mean_and_noise_times_deviation() -> None:
 def test_impossible_latents_are_refused() -> None:
     with pytest.raises(ConfigError, match="latent: groups is 0, classes is 1 and unimix is 1.0; allowed is groups"):
         CategoricalLatent(groups=0, classes=1, unimix=1.0)
-    with pytest.raises(ConfigError, match="latent: size is 0 and minimum_deviation is 0.0; allowed is size from 1"):
-        GaussianLatent(size=0, minimum_deviation=0.0)
+    with pytest.raises(ConfigError, match="latent: size is 0 and minimum_std is 0.0; allowed is size from 1"):
+        GaussianLatent(size=0, minimum_std=0.0)
 
 
 def test_without_unimix_beliefs_may_be_as_sure_as_they_like() -> None:

@@ -63,7 +63,7 @@ def test_drawing_never_becomes_narrower_than_asked() -> None:
         rounds.append(plans)
         return -plans[..., 0, 0].square()
 
-    plan(peak, candidates=500, best=1, iterations=4, horizon=1, minimum_deviation=0.2)
+    plan(peak, candidates=500, best=1, iterations=4, horizon=1, minimum_std=0.2)
     assert float(rounds[-1].std()) == pytest.approx(0.2, rel=0.15)
 
 
@@ -78,9 +78,9 @@ def test_the_same_seed_gives_the_same_plan_and_another_seed_another() -> None:
     [
         ({"candidates": 10, "best": 11}, "planner: best is 11 of 10 candidates; write 1 <= best <= candidates"),
         ({"best": 0}, "planner: best is 0 of 1000 candidates"),
-        ({"iterations": 0}, "planner: iterations is 0, horizon is 12 and minimum_deviation is 0.001; allowed are"),
+        ({"iterations": 0}, "planner: iterations is 0, horizon is 12 and minimum_std is 0.001; allowed are"),
         ({"horizon": 0}, "horizon is 0 and"),
-        ({"minimum_deviation": -0.1}, "minimum_deviation is -0.1; allowed are whole numbers from 1 and a deviation"),
+        ({"minimum_std": -0.1}, "minimum_std is -0.1; allowed are whole numbers from 1 and a std"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rl_lab.components.world_model.latents import CategoricalLatent, GaussianLatent
 from rl_lab.components.world_model.layers import BlockLinear
-from rl_lab.components.world_model.rssm import RSSM, BlockGRU
+from rl_lab.components.world_model.rssm import RSSM, BlockGRU, CellSizes
 from rl_lab.types import ActionSpec, ConfigError
 
 CPU = torch.device("cpu")
@@ -100,7 +100,7 @@ def test_a_dream_begins_with_its_start_and_repeats_single_steps() -> None:
 
 def test_the_block_gru_is_the_recurrence_written_with_whole_matrices() -> None:
     torch.manual_seed(1)
-    cell = BlockGRU(deter=8, hidden=3, blocks=2, stoch_size=4, action_size=2)
+    cell = BlockGRU(CellSizes(deter=8, hidden=3, blocks=2, stoch=4, action=2))
     deter, stoch, action = torch.randn(5, 8), torch.randn(5, 4), torch.randn(5, 2)
     inputs = torch.cat((cell.from_deter(deter), cell.from_stoch(stoch), cell.from_action(action)), dim=-1)
     repeated = torch.cat((deter.view(5, 2, 4), inputs.unsqueeze(1).expand(5, 2, 9)), dim=-1).flatten(1)

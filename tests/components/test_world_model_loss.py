@@ -25,7 +25,7 @@ class Model:
     """Features are the memory; the prior is what the test says."""
 
     def __init__(self, prior: Tensor) -> None:
-        self.latent = GaussianLatent(size=1, minimum_deviation=0.1)
+        self.latent = GaussianLatent(size=1, minimum_std=0.1)
         self.prior = lambda deter: prior
         self.features = lambda state: state["deter"]
 

@@ -251,8 +251,8 @@ def test_continuous_policies_have_means_in_the_unit_box_and_bounded_deviations()
     with torch.no_grad():
         actor.output.bias.fill_(50.0)
     assert actor(torch.randn(1, 4)).mode()[0].tolist() == pytest.approx([1.0, 1.0])  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="actor: minimum_deviation is 2.0 and maximum_deviation 1.0; write"):
-        LatentActor(input_size=4, action=ActionSpec("continuous", (2,)), minimum_deviation=2.0)
+    with pytest.raises(ConfigError, match="actor: minimum_std is 2.0 and maximum_std 1.0; write"):
+        LatentActor(input_size=4, action=ActionSpec("continuous", (2,)), minimum_std=2.0)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_each_policy_has_the_deviation_of_its_paper(
     low, high = settings
     spec = ActionSpec("continuous", (1,))
     actor = LatentActor(
-        input_size=4, action=spec, units=8, distribution=distribution, minimum_deviation=low, maximum_deviation=high
+        input_size=4, action=spec, units=8, distribution=distribution, minimum_std=low, maximum_std=high
     )
     for output, expected in ((0.0, at_zero), (2.0, at_two)):
         with torch.no_grad():

@@ -20,6 +20,7 @@ from rl_lab.environments.async_environment import AsyncEnvironment
 from rl_lab.environments.recipe import Recipe, blueprint
 from rl_lab.types import EnvironmentFault, EnvRows
 from rl_lab.utils import tree
+from rl_lab.utils.processes import ASKING
 
 from .helpers import as_tree, play
 
@@ -202,11 +203,14 @@ def test_workers_that_keep_dying_stop_the_run() -> None:
     environment.close()  # twice is fine
 
 
-def test_workers_ignore_ctrl_c_and_sigterm() -> None:
+@pytest.mark.parametrize("number", ASKING, ids=lambda number: number.name)
+def test_workers_ignore_signals_that_reach_the_whole_group(number: signal.Signals) -> None:
     environment = make_async(1, num_workers=1)
     environment.reset()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(environment._workers[0].process.pid, number)
+    helpers = [child.pid for child in psutil.Process().children(recursive=True)]  # the worker and the fork server
+    assert environment._workers[0].process.pid in helpers
+    for pid in helpers:
+        os.kill(pid, number)
     environment.step(np.zeros(1, np.int64))
     assert environment.drain_events() == []
     environment.close()

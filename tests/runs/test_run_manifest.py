@@ -151,3 +151,11 @@ def test_what_changed_since_a_run_began_is_named(monkeypatch: pytest.MonkeyPatch
 def test_every_run_has_an_identity_of_its_own() -> None:
     facts = {"config_text": "", "seed": 0, "algorithm": "PPO", "environment_id": "CartPole-v1"}
     assert collect_manifest(**facts)["identity"] != collect_manifest(**facts)["identity"]
+
+
+def test_old_keys_of_our_own_classes_are_renamed_and_those_of_others_stay() -> None:
+    actor = {"_target_": "rl_lab.components.world_model_heads.LatentActor", "minimum_deviation": 0.1}
+    foreign = {"_target_": "my_package.Actor", "minimum_deviation": 0.1}
+    migrated = migrate_config({"controllers": {"actor": actor, "other": foreign}}, 1)["controllers"]
+    assert migrated["actor"] == {"_target_": "rl_lab.components.world_model.heads.LatentActor", "minimum_std": 0.1}
+    assert migrated["other"] == foreign

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rl_lab.components.world_model.heads import Scalar
 from rl_lab.config.compose import compose
 from rl_lab.experiment.agent import Agent, build_agent, build_runtime
+from rl_lab.experiment.build import build
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Counts, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.workflows.dreamer import Dreamer
 from tests.tiny_dreamer import TINY_PARTS, random_rows
@@ -282,7 +283,7 @@ def test_the_gradient_of_an_advantage_is_that_of_the_return_less_that_of_the_val
 
 def test_both_gradients_are_mixed_by_their_share() -> None:
     def gradients(kind: str) -> list[Tensor]:
-        mixture = (f"algorithm.policy_gradient={kind}", "algorithm.dynamics_share=0.25", *SEPARATE)
+        mixture = (f"algorithm.policy_gradient={kind}", "algorithm.dynamics_fraction=0.25", *SEPARATE)
         workflow, agent = make(action=CONTINUOUS, overrides=mixture)
         rows, start = workflow.dynamics.begin(make_batch(action=CONTINUOUS))
         torch.manual_seed(5)
@@ -439,7 +440,7 @@ def test_imagine_tells_states_observations_rewards_and_values() -> None:
         ("algorithm.exploration_noise=0.3", "exploration_noise is 0.3, but noise suits continuous actions alone"),
         ("algorithm.policy_gradient=dynamics", "policy_gradient is dynamics: that needs continuous actions, but"),
         ("algorithm.policy_gradient=both", "policy_gradient is both: that needs continuous actions, but those of none"),
-        ("algorithm.dynamics_share=1.5", "algorithm.dynamics_share is 1.5: write a number from 0 to 1."),
+        ("algorithm.dynamics_fraction=1.5", "algorithm.dynamics_fraction is 1.5: write a number from 0 to 1."),
         ("algorithm.lambda_=1.5", "algorithm.lambda_ is 1.5: write a number from 0 to 1"),
     ],
 )
@@ -485,3 +486,43 @@ def test_the_fused_hook_needs_one_optimiser() -> None:
     with pytest.raises(ConfigError, match="Phase 'train' lists update, which needs one optimizer `agent` for"):
         workflow.check_phase(Phase(name="train", buffer="replay", workflow_hooks=("update",)))
     workflow.check_phase(Phase(name="train", buffer="replay", workflow_hooks=("update_world_model",)))
+
+
+# --- priorities, and evaluations that draw -----------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", ["update", "update_world_model"])
+def test_the_priority_of_a_sequence_is_the_mean_of_its_rows_model_losses(hook: str) -> None:
+    workflow, _ = make(overrides=("algorithm.loss_scales.reward=3.0",))
+    batch = make_batch()
+    batch["reward"][1] = 1e4  # nobody expected that
+    metrics = getattr(workflow, hook)(batch, phase=PHASE)
+    assert workflow.notes_priorities and batch["priority"].shape == (len(batch["reward"]),)
+    assert not batch["priority"].requires_grad and batch["priority"].argmax() == 1
+    scales = {"reward": 3.0, "reconstruction": 1.0, "continue": 1.0, "dynamics": 1.0, "representation": 0.1}
+    total = sum(scale * float(metrics[f"loss/{name}"]) for name, scale in scales.items())
+    assert float(batch["priority"].mean()) == pytest.approx(total, rel=1e-4)
+
+
+def test_a_replay_of_sequences_may_draw_by_priority() -> None:
+    words = ["buffers.replay.uniform=0.5", "buffers.replay.priority=0.5", "evaluation.final_episodes=0"]
+    short = ["environment.num_envs=2", "buffers.replay.batch_size=2", "buffers.replay.sequence_length=5"]
+    phases = [
+        "training.phases.prefill.duration_steps=40",
+        "training.phases.train.duration_steps=null",
+        "training.phases.train.duration_cycles=4",
+        "training.phases.train.updates_per_step=1.0",
+    ]
+    trained = build(compose("rl_lab/Counter-v0:dreamer", [*TINY, *words, *short, *phases]), run=None, quiet=True)
+    trained.orchestrator.run()
+    assert trained.housekeeping.counts.updates >= 4
+    trained.close()
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_evaluations_take_the_likeliest_action_or_draw_one(samples: bool) -> None:
+    workflow, _ = make(overrides=(f"algorithm.sample_in_evaluations={samples}",))
+    seen = time_step({"vector": torch.zeros(64, *VECTOR["vector"].shape)}, [True] * 64)
+    answer = workflow.act(seen, None, mode="eval")
+    assert (len(set(answer.action.tolist())) > 1) is samples
+    assert not answer.extras  # rows of an evaluation are not kept

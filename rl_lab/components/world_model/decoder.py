@@ -152,10 +152,10 @@ class DoublingCNN(nn.Module):
     ) -> None:
         super().__init__()
         depths = stage_depths(image_shape, depth=depth, multipliers=multipliers)
-        self.deter, self.blocks = deter, blocks
+        self.deter, self.blocks = deter, math.gcd(blocks, depths[-1])  # each block draws as many channels
         self.side = (image_shape[0] >> len(depths), image_shape[1] >> len(depths))
         size = self.side[0] * self.side[1] * depths[-1]
-        self.from_deter = BlockLinear(deter, size, blocks=blocks)
+        self.from_deter = BlockLinear(deter, size, blocks=self.blocks)
         self.from_stoch = Layer(stoch_size, 2 * units, activation=activation, norm=norm)
         self.stoch_output = dense(2 * units, size)
         self.first_norm = make_norm(norm, depths[-1])

@@ -1,7 +1,7 @@
-"""World models that do not draw what they see: a state is to agree with its own observation's embedding instead.
+"""World models without reconstruction: a state is to agree with its own observation's embedding instead.
 
      features    [B, T, F] of the states  -> projected to [R, E]      R = B * T rows of a batch
-     embedding   [B, T, E] of the encoder -> told apart as [R, E]     the aim: nothing flows back into it
+     embedding   [B, T, E] of the encoder -> as [R, E]                the target: no gradient flows back into it
 
 Both stand where a decoder would (`decoder=infonce`, `decoder=barlow`) and cost a product instead of convolutions. They
 are the losses that R2-Dreamer compares (arXiv:2603.18202; NM512/r2dreamer, dreamer.py): the encoder learns through the
@@ -25,19 +25,20 @@ class InfoNCE(nn.Module):
         self.project = dense(input_size, target_size)
 
     def loss(self, features: Tensor, rows: Batch) -> Tensor:
-        """Nats `[...]` that each state lacks to name its own row: the logarithm of their number if it knows nothing."""
-        told, seen = _pairs(self.project(features), rows["embedding"])
-        logits = told @ seen.t()  # [R, R]; row i is right with column i
+        """Nats `[...]` of the cross-entropy of each state's own row among all: the log of their number at chance."""
+        projected, seen = _pairs(self.project(features), rows["embedding"])
+        logits = projected @ seen.t()  # [R, R]; row i is right with column i
         nats = torch.logsumexp(logits.float(), dim=-1) - logits.diagonal().float()
         return nats.view(features.shape[:-1])
 
     def reconstruct(self, features: Tensor) -> Batch:
-        """Nothing: there is no way back to observations."""
+        """Nothing: observations cannot be reconstructed."""
         return {}
 
 
 class BarlowTwins(nn.Module):
-    """Each number of the embedding is told once, by one number of the state's (Zbontar et al. 2021, arXiv:2103.03230).
+    """Each number of the embedding correlates with one number of the state's alone (Zbontar et al. 2021,
+    arXiv:2103.03230).
 
     redundancy: what a correlation costs between two numbers that are not each other's (R2-Dreamer's 5e-4).
     """
@@ -50,24 +51,24 @@ class BarlowTwins(nn.Module):
         self.redundancy = redundancy
 
     def loss(self, features: Tensor, rows: Batch) -> Tensor:
-        """One number for the whole batch, said of every row `[...]`."""
-        told, seen = (_standardised(each) for each in _pairs(self.project(features), rows["embedding"]))
-        correlation = (told.t() @ seen).float() / len(told)  # [E, E]
+        """One number for the whole batch, repeated for every row `[...]`."""
+        projected, seen = (_standardised(each) for each in _pairs(self.project(features), rows["embedding"]))
+        correlation = (projected.t() @ seen).float() / len(projected)  # [E, E]
         own = correlation.diagonal()
         others = correlation.square().sum() - own.square().sum()
         return ((own - 1.0).square().sum() + self.redundancy * others).expand(features.shape[:-1])
 
     def reconstruct(self, features: Tensor) -> Batch:
-        """Nothing: there is no way back to observations."""
+        """Nothing: observations cannot be reconstructed."""
         return {}
 
 
 def _pairs(projected: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as `[R, E]`; the second is an aim."""
+    """Both as `[R, E]`; the second is a target."""
     return projected.flatten(0, -2), embedding.detach().flatten(0, -2)
 
 
 def _standardised(rows: Tensor) -> Tensor:
-    """Every column with mean 0 and deviation 1 over the rows."""
+    """Every column with mean 0 and std 1 over the rows."""
     rows = rows.float()
     return (rows - rows.mean(dim=0)) / (rows.std(dim=0) + 1e-8)  # a column that never changes stays 0

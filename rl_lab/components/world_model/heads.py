@@ -30,7 +30,7 @@ from rl_lab.types import ActionSpec, ConfigError
 
 
 class Scalar:
-    """One number per row with unit deviation, the prediction of PlaNet, DreamerV1 and V2."""
+    """The mean of a normal with unit std, the prediction of PlaNet, DreamerV1 and V2."""
 
     def __init__(self, output: Tensor) -> None:
         self.output = output.float().squeeze(-1)
@@ -115,13 +115,13 @@ class ContinueHead(nn.Module):
 class LatentActor(nn.Module):
     """Features to a distribution over actions.
 
-    Discrete: a softmax with 1 % of uniform. Continuous, each with its paper's way from an output x to a deviation:
+    Discrete: a softmax with 1 % of uniform. Continuous, each with its paper's way from an output x to a std:
 
-         bounded      a normal whose mean is pressed into [-1, 1] by tanh; low + (high - low) sigmoid(x + 2)
+         bounded      a normal whose mean is squashed into [-1, 1] by tanh; low + (high - low) sigmoid(x + 2)
                       (V3: `bounded_normal`, embodied/jax/heads.py)
          truncated    the same, of which only what lies in [-1, 1] is drawn; low + (high - low) sigmoid(x / 2)
                       (V2: `trunc_normal`, common/nets.py)
-         tanh         a normal that is pressed into [-1, 1] as it is drawn; low + softplus(x), from `high` at x = 0
+         tanh         a normal that is squashed into [-1, 1] as it is drawn; low + softplus(x), from `high` at x = 0
                       (V1: `tanh_normal`, models.py, whose mode is the likeliest of 100 draws)
     """
 
@@ -136,21 +136,21 @@ class LatentActor(nn.Module):
         norm: str = "rms",
         unimix: float = 0.01,
         distribution: Literal["bounded", "truncated", "tanh"] = "bounded",
-        minimum_deviation: float = 0.1,
-        maximum_deviation: float = 1.0,
+        minimum_std: float = 0.1,
+        maximum_std: float = 1.0,
         output_scale: float = 0.01,
     ) -> None:
         super().__init__()
-        if not 0.0 < minimum_deviation <= maximum_deviation:
+        if not 0.0 < minimum_std <= maximum_std:
             raise ConfigError(
-                f"actor: minimum_deviation is {minimum_deviation} and maximum_deviation {maximum_deviation}; write "
+                f"actor: minimum_std is {minimum_std} and maximum_std {maximum_std}; write "
                 "0 < minimum <= maximum, such as 0.1 and 1.0."
             )
         if not 0.0 <= unimix < 1.0:
             raise ConfigError(f"actor: unimix is {unimix}; write a number from 0 to below 1, such as 0.01.")
         self.action = action
         self.unimix, self.distribution = unimix, distribution
-        self.stds = (minimum_deviation, maximum_deviation)
+        self.stds = (minimum_std, maximum_std)
         self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
         self.output = dense(self.stack.output_size, sum(action.sizes), scale=output_scale)
         if action.kind == "continuous":
@@ -168,22 +168,22 @@ class LatentActor(nn.Module):
         return self._numbers(output, self.deviation_output(hidden).float())
 
     def _log_probs(self, logits: Tensor) -> Tensor:
-        # Without a share of chance a probability may round to 0, whose logarithm nothing survives.
+        # Without unimix a probability may round to 0, whose logarithm is infinite.
         return torch.log_softmax(logits, dim=-1) if self.unimix == 0.0 else unimix(logits, self.unimix).log()
 
-    def _numbers(self, output: Tensor, deviation: Tensor) -> Distribution:
+    def _numbers(self, output: Tensor, std: Tensor) -> Distribution:
         """Two outputs `[..., A]` to a distribution over continuous actions."""
         lowest, highest = self.stds
         if self.distribution == "tanh":
-            # Beyond 5 tanh has no slope left: the mean never goes there.
-            start = math.log(math.expm1(highest))  # softplus of it is the deviation to begin with
-            log_std = (lowest + F.softplus(deviation + start)).log()
+            # Beyond 5 tanh has no gradient left: the mean never goes there.
+            start = math.log(math.expm1(highest))  # softplus of it is the std to begin with
+            log_std = (lowest + F.softplus(std + start)).log()
             return PeakedGaussian(5.0 * torch.tanh(output / 5.0), log_std)
         if self.distribution == "truncated":
-            log_std = (lowest + (highest - lowest) * torch.sigmoid(0.5 * deviation)).log()
+            log_std = (lowest + (highest - lowest) * torch.sigmoid(0.5 * std)).log()
             return TruncatedGaussian(torch.tanh(output), log_std)
-        # + 2: begins near the largest deviation
-        log_std = (lowest + (highest - lowest) * torch.sigmoid(deviation + 2.0)).log()
+        # + 2: begins near the largest std
+        log_std = (lowest + (highest - lowest) * torch.sigmoid(std + 2.0)).log()
         return DiagonalGaussian(torch.tanh(output), log_std)
 
     def noise(self, *leading: int, device: torch.device) -> Tensor:
@@ -193,7 +193,7 @@ class LatentActor(nn.Module):
 
     @fast_path("rl_lab.kernels.gpu:DECIDE")
     def decide(self, features: Tensor, noise: Tensor) -> Tensor:
-        """Actions drawn with noise from outside; where they are numbers, gradients reach mean and deviation."""
+        """Actions drawn with noise from outside; where they are numbers, gradients reach mean and std."""
         policy = self(features)
         if isinstance(policy, Categorical):
             return (policy.logits + noise).argmax(dim=-1)

@@ -1,7 +1,7 @@
-"""What a world model believes about the unseen: a sample from a distribution, passed on as one flat vector.
+"""The stochastic part of a world model's state: a sample from a distribution, as one flat vector.
 
 A latent turns parameters (the output of a network) into samples `[..., size]` through which gradients flow, and
-compares two beliefs. Noise is drawn by the caller, for all time steps at once.
+compares two distributions. Noise is drawn by the caller, for all time steps at once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from rl_lab.types import ConfigError
 
 
-def unimix(logits: Tensor, share: float) -> Tensor:
-    """Probabilities `[..., K]`: a softmax with `share` of a uniform distribution mixed in, in float32.
+def unimix(logits: Tensor, fraction: float) -> Tensor:
+    """Probabilities `[..., K]`: a softmax with a `fraction` of a uniform distribution mixed in, in float32.
 
     No class is ever impossible, so that no KL divergence and no log-probability explodes (arXiv:2301.04104, 1 %).
     """
     probs = torch.softmax(logits.float(), dim=-1)
-    return probs if share == 0.0 else probs * (1.0 - share) + share / logits.shape[-1]
+    return probs if fraction == 0.0 else probs * (1.0 - fraction) + fraction / logits.shape[-1]
 
 
 class CategoricalLatent(nn.Module):
@@ -63,7 +63,7 @@ class CategoricalLatent(nn.Module):
         return unimix(parameters.unflatten(-1, (self.groups, self.classes)), self.unimix)
 
     def log_probs(self, parameters: Tensor) -> Tensor:
-        """`[..., groups, classes]`; without unimix a class may be so unlikely that only its logarithm can be told."""
+        """`[..., groups, classes]`; without unimix a class may be so unlikely that only its logarithm is a number."""
         if self.unimix == 0.0:
             return torch.log_softmax(parameters.unflatten(-1, (self.groups, self.classes)).float(), dim=-1)
         return self.probs(parameters).log()
@@ -86,18 +86,18 @@ class CategoricalLatent(nn.Module):
 
 
 class GaussianLatent(nn.Module):
-    """Independent normals, their deviation never below `minimum_deviation` (PlaNet, arXiv:1811.04551, 0.1)."""
+    """Independent normals, their std never below `minimum_std` (PlaNet, arXiv:1811.04551, 0.1)."""
 
-    def __init__(self, *, size: int = 30, minimum_deviation: float = 0.1) -> None:
+    def __init__(self, *, size: int = 30, minimum_std: float = 0.1) -> None:
         super().__init__()
-        if size < 1 or minimum_deviation <= 0.0:
+        if size < 1 or minimum_std <= 0.0:
             raise ConfigError(
-                f"latent: size is {size} and minimum_deviation is {minimum_deviation}; allowed is size from 1 and a "
-                "deviation above 0. Write for example 30 and 0.1."
+                f"latent: size is {size} and minimum_std is {minimum_std}; allowed is size from 1 and a "
+                "std above 0. Write for example 30 and 0.1."
             )
         self.size = size
         self.parameter_size = 2 * size
-        self.minimum_deviation = minimum_deviation
+        self.minimum_std = minimum_std
 
     def noise(self, *leading: int, device: torch.device) -> Tensor:
         """Standard normal noise `[..., size]`."""
@@ -105,25 +105,25 @@ class GaussianLatent(nn.Module):
 
     def sample(self, parameters: Tensor, noise: Tensor | None) -> Tensor:
         """`[..., size]`; without noise, the mean."""
-        mean, deviation = self.moments(parameters)
-        return mean if noise is None else torch.addcmul(mean, deviation, noise)
+        mean, std = self.moments(parameters)
+        return mean if noise is None else torch.addcmul(mean, std, noise)
 
     def moments(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and deviation `[..., size]`."""
+        """Mean and std `[..., size]`."""
         mean, raw = parameters.float().chunk(2, dim=-1)
-        return mean, F.softplus(raw) + self.minimum_deviation
+        return mean, F.softplus(raw) + self.minimum_std
 
     def kl(self, ours: Tensor, theirs: Tensor) -> Tensor:
         """KL(ours || theirs) in nats, summed over the dimensions `[...]`."""
-        (mean, deviation), (other_mean, other_deviation) = self.moments(ours), self.moments(theirs)
-        ratio = deviation / other_deviation
-        distance = (mean - other_mean) / other_deviation
+        (mean, std), (other_mean, other_std) = self.moments(ours), self.moments(theirs)
+        ratio = std / other_std
+        distance = (mean - other_mean) / other_std
         return (0.5 * (ratio.square() + distance.square() - 1.0) - ratio.log()).sum(dim=-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
         """Nats `[...]`."""
-        _, deviation = self.moments(parameters)
-        return (deviation.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dim=-1)
+        _, std = self.moments(parameters)
+        return (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dim=-1)
 
     def pack(self, sample: Tensor) -> Tensor:
         """The sample in half precision."""

@@ -42,7 +42,8 @@ def world_model_loss(
     """Predict what was observed, and keep posterior and prior close to each other.
 
     Rows, states and posteriors `[B, T, ...]` of `observe_sequence`; equation 3 of PlaNet (arXiv:1811.04551), whose one
-    divergence is two here, as in equations 3 to 5 of DreamerV3. Without `continue_head` there is no such term.
+    divergence is two here, as in equations 3 to 5 of DreamerV3. Without `continue_head` there is no such term. `aux`
+    has every row's losses `[B, T]`.
     """
     features = dynamics.features(state)  # [B, T, F]
     prior = dynamics.prior(state)
@@ -50,20 +51,21 @@ def world_model_loss(
     # Two divergences of the same value: one teaches the prior, the other the posterior. Below `free_nats` none.
     towards_posterior = latent.kl(posterior.detach(), prior)
     towards_prior = latent.kl(posterior, prior.detach())
-    terms = {
-        "reconstruction": decoder.loss(features, rows).mean(),
-        "reward": reward_head(features).loss(rows["reward"]).mean(),
-    }
+    losses = {"reconstruction": decoder.loss(features, rows), "reward": reward_head(features).loss(rows["reward"])}
     if continue_head is not None:
         continues = (~rows["is_terminal"]).to(torch.float32) * discount
-        terms["continue"] = continue_head(features).loss(continues).mean()
-    for name, divergence in (("dynamics", towards_posterior), ("representation", towards_prior)):
-        charged = divergence.mean() if are_free_on_average else divergence  # V1 and V2, V3
-        terms[name] = charged.clamp(min=free_nats).mean()
+        losses["continue"] = continue_head(features).loss(continues)
+    divergences = {"dynamics": towards_posterior, "representation": towards_prior}
+    if not are_free_on_average:  # V3
+        divergences = {name: divergence.clamp(min=free_nats) for name, divergence in divergences.items()}
+    losses |= divergences
+    terms = {name: loss.mean() for name, loss in losses.items()}
+    if are_free_on_average:  # V1 and V2
+        terms |= {name: terms[name].clamp(min=free_nats) for name in divergences}
     with torch.no_grad():
         metrics = {
             "train/model_kl": towards_posterior.mean(),
             "train/prior_entropy": latent.entropy(prior).mean(),
             "train/posterior_entropy": latent.entropy(posterior).mean(),
         }
-    return LossOutput(terms, metrics)
+    return LossOutput(terms, metrics, {name: loss.detach() for name, loss in losses.items()})

@@ -56,6 +56,17 @@ class Latent(Protocol):
     def unpack(self, packed: Tensor) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class CellSizes:
+    """Of a recurrence: its memory, the layers before it, blocks of its matrices, and what it reads."""
+
+    deter: int
+    hidden: int
+    blocks: int
+    stoch: int
+    action: int
+
+
 class BlockGRU(nn.Module):
     """The recurrence of DreamerV3: every input normed on its own, then a GRU whose matrices are block-diagonal.
 
@@ -63,25 +74,15 @@ class BlockGRU(nn.Module):
     rssm.py `_core`). Each block sees its own part of the memory and the whole of the other inputs.
     """
 
-    def __init__(
-        self,
-        *,
-        deter: int,
-        hidden: int,
-        blocks: int,
-        stoch_size: int,
-        action_size: int,
-        activation: str = "silu",
-        norm: str = "rms",
-    ) -> None:
+    def __init__(self, sizes: CellSizes, *, activation: str = "silu", norm: str = "rms") -> None:
         super().__init__()
+        self.hidden, self.blocks = hidden, blocks = sizes.hidden, sizes.blocks
+        deter, style = sizes.deter, {"activation": activation, "norm": norm}
         if blocks < 1 or deter % blocks:
             raise ConfigError(f"dynamics: blocks is {blocks}, which does not divide deter {deter}: write a divisor.")
-        style = {"activation": activation, "norm": norm}
-        self.deter, self.hidden, self.blocks = deter, hidden, blocks
         self.from_deter = Layer(deter, hidden, **style)
-        self.from_stoch = Layer(stoch_size, hidden, **style)
-        self.from_action = Layer(action_size, hidden, **style)
+        self.from_stoch = Layer(sizes.stoch, hidden, **style)
+        self.from_action = Layer(sizes.action, hidden, **style)
         self.mix = BlockLinear(deter + blocks * 3 * hidden, deter, blocks=blocks)
         self.mix_norm = make_norm(norm, deter)
         self.gates = BlockLinear(deter, 3 * deter, blocks=blocks)
@@ -105,24 +106,13 @@ class GRU(nn.Module):
     that layer as well. Without norms it also stands in for those of PlaNet and V1, whose cells differ in where they
     reset and in how they start to remember."""
 
-    def __init__(
-        self,
-        *,
-        deter: int,
-        hidden: int,
-        blocks: int,
-        stoch_size: int,
-        action_size: int,
-        activation: str = "elu",
-        norm: str = "none",
-        input_norm: str = "none",
-    ) -> None:
+    def __init__(self, sizes: CellSizes, *, activation: str = "elu", norm: str = "none") -> None:
         super().__init__()
-        if blocks != 1:
-            raise ConfigError(f"dynamics: blocks is {blocks}, but recurrence gru has one block: write blocks: 1.")
-        self.input = Layer(stoch_size + action_size, hidden, activation=activation, norm=input_norm)
-        self.gates = dense(hidden + deter, 3 * deter)
-        self.gates_norm = make_norm(norm, 3 * deter)
+        if sizes.blocks != 1:
+            raise ConfigError(f"dynamics: blocks is {sizes.blocks}, but recurrence gru has one block: write blocks: 1.")
+        self.input = Layer(sizes.stoch + sizes.action, sizes.hidden, activation=activation, norm="none")
+        self.gates = dense(sizes.hidden + sizes.deter, 3 * sizes.deter)
+        self.gates_norm = make_norm(norm, 3 * sizes.deter)
 
     def forward(self, deter: Tensor, stoch: Tensor, action: Tensor) -> Tensor:
         """The next deter `[N, D]`."""
@@ -174,14 +164,8 @@ class RSSM(nn.Module):
         self.one_kernel = one_kernel
         self.deter = deter
         self.latent = latent
-        self.cell = choose(CELLS, recurrence, place="dynamics recurrence")(
-            deter=deter,
-            hidden=hidden,
-            blocks=blocks,
-            stoch_size=latent.size,
-            action_size=sum(action.sizes),
-            **recurrent_style,
-        )
+        sizes = CellSizes(deter, hidden, blocks, latent.size, sum(action.sizes))
+        self.cell = choose(CELLS, recurrence, place="dynamics recurrence")(sizes, **recurrent_style)
         self.prior_stack = Stack(deter, layers=prior_layers, units=hidden, **style)
         self.prior_output = dense(self.prior_stack.output_size, latent.parameter_size)
         self.posterior_layer = Layer(deter + input_size, hidden, **style)

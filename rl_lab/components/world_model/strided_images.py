@@ -5,7 +5,7 @@
 
 Channels grow by `multipliers`, 1, 2, 4 and 8 times `depth` in the papers, and shrink likewise; the dense layer makes
 four times the largest (google-research/planet, conv_ha.py; danijar/dreamer and danijar/dreamerv2 with other depths).
-What is drawn is the mean of a normal around pixels on the scale -0.5..0.5, not pressed into it.
+What is drawn is the mean of a normal around pixels on the scale -0.5..0.5, not clamped to it.
 """
 
 from __future__ import annotations

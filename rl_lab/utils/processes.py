@@ -1,13 +1,15 @@
-"""The signals that ask a process to leave: Ctrl-C, a job queue's SIGTERM and SIGUSR1, a closed terminal's SIGHUP."""
+"""What a process meets: signals that ask it to leave, and the cores it may use."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")  # Windows has only the first two
+# Ctrl-C, a job queue's SIGTERM and SIGUSR1, a closed terminal's SIGHUP; Windows has only the first two.
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 ASKING = tuple(signal.Signals[name] for name in NAMES if name in signal.Signals.__members__)
 
 
@@ -24,4 +26,8 @@ def handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
         yield
     finally:
         for number, earlier in before.items():
-            signal.signal(number, earlier)
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)  # None: not set from Python
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

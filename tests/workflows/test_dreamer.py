@@ -265,7 +265,7 @@ def test_the_gradient_of_an_advantage_is_that_of_the_return_less_that_of_the_val
     with torch.no_grad():
         for head in (agent.components["reward_head"], agent.controllers["critic"]):
             head.output.weight.normal_()
-        state, _ = workflow.follow(rows, start)
+        state, _ = workflow.observe_rows(rows, start)
     dreams: list[Batch] = []
     dream = workflow.dream
     workflow.dream = lambda *arguments: dreams.append(dream(*arguments)) or dreams[-1]  # type: ignore[method-assign,func-returns-value]

@@ -135,6 +135,10 @@ class Dreamer(LatentStateWorkflow):
                 "two to learn from."
             )
 
+    def remarks(self) -> list[str]:
+        said = "masks actions: the mask holds while acting, but the model does not predict it and dreams know none."
+        return [f"{self.context.spec.id} {said}"] if self.context.spec.has_action_mask else []
+
     # --- acting ---
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:

@@ -491,14 +491,15 @@ def test_the_fused_hook_needs_one_optimiser() -> None:
 # --- priorities, and evaluations that draw -----------------------------------------------------
 
 
-@pytest.mark.parametrize("hook", ["update", "update_world_model"])
-def test_the_priority_of_a_sequence_is_the_mean_of_its_rows_model_losses(hook: str) -> None:
-    workflow, _ = make(overrides=("algorithm.loss_scales.reward=3.0",))
+@pytest.mark.parametrize(("hook", "precision"), [("update", "fp32"), ("update_world_model", "bf16")])
+def test_the_priority_of_a_sequence_is_the_mean_of_its_rows_model_losses(hook: str, precision: str) -> None:
+    workflow, _ = make(overrides=("algorithm.loss_scales.reward=3.0", f"runtime.precision={precision}"))
     batch = make_batch()
     batch["reward"][1] = 1e4  # nobody expected that
     metrics = getattr(workflow, hook)(batch, phase=PHASE)
     assert workflow.notes_priorities and batch["priority"].shape == (len(batch["reward"]),)
     assert not batch["priority"].requires_grad and batch["priority"].argmax() == 1
+    assert batch["priority"].dtype is torch.float32  # in bf16 too, whose numbers are too coarse to draw by
     scales = {"reward": 3.0, "reconstruction": 1.0, "continue": 1.0, "dynamics": 1.0, "representation": 0.1}
     total = sum(scale * float(metrics[f"loss/{name}"]) for name, scale in scales.items())
     assert float(batch["priority"].mean()) == pytest.approx(total, rel=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +39,9 @@ CASES = {
         *OLDER,
     ],
     "planet": ["planet_pendulum", "training.phases.prefill.duration_steps=100"],
+    "the example of docs/add_an_algorithm.md": ["CartPole-v1:soft_q"],
 }
+MY_ALGORITHM = Path(__file__).parents[1] / "examples" / "my_algorithm"
 UPDATES = 4
 
 
@@ -88,9 +91,10 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_captured_method_reads_nothing_back(case: str) -> None:
+def test_a_captured_method_reads_nothing_back(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment, *overrides = CASES[case]
-    config = compose(experiment, [*SMALL, *overrides, "runtime.fast_paths=off"])
+    monkeypatch.syspath_prepend(str(MY_ALGORITHM))
+    config = compose(experiment, [*SMALL, *overrides, "runtime.fast_paths=off"], config_dir=MY_ALGORITHM / "configs")
     trained = build(config, run=None, quiet=True)
     try:
         workflow = trained.agent.workflow

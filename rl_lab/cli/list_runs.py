@@ -54,8 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    from rl_lab.runs.report import duration
+    from rl_lab.utils.formatting import format_duration
 
     headers = ("RUN", "STATE", "ALGORITHM", "ENVIRONMENT", "SEED", "AGENT STEPS", "SCORE", "TIME")
     names = ("id", "status", "algorithm", "environment", "seed", "agent_steps")
-    return table(headers, [(*(row[name] for name in names), best_score(row), duration(row["wall_s"])) for row in rows])
+    cells = [(*(row[name] for name in names), best_score(row), format_duration(row["wall_s"])) for row in rows]
+    return table(headers, cells)

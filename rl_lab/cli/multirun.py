@@ -60,8 +60,8 @@ def _command(experiment: str, overrides: list[str], run_id: str, arguments: argp
 
 def summary(members: Sequence[Member], runs_dir: Path) -> str:
     """The closing table: what became of each training."""
-    from rl_lab.runs.report import duration
     from rl_lab.runs.run_directory import RunDirectory
+    from rl_lab.utils.formatting import format_duration
 
     rows = []
     for member in members:
@@ -70,7 +70,7 @@ def summary(members: Sequence[Member], runs_dir: Path) -> str:
         if state == "created":  # it ended before it could begin; its own message stands above
             state = f"failed (exit code {member.exit_code})"
         steps = status["counts"].get("agent_steps")
-        rows.append((member.label, state, steps, best_score(status), duration(member.seconds), member.run_id))
+        rows.append((member.label, state, steps, best_score(status), format_duration(member.seconds), member.run_id))
     return table(("TRAINING", "STATE", "AGENT STEPS", "SCORE", "TIME", "RUN"), rows)
 
 

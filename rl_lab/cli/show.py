@@ -78,7 +78,7 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
 
 
 def describe(facts: dict[str, Any]) -> str:
-    from rl_lab.runs.report import duration
+    from rl_lab.utils.formatting import format_duration
 
     manifest, status = facts["manifest"], facts["status"]
     git = manifest.get("git") or {}
@@ -101,7 +101,7 @@ def describe(facts: dict[str, Any]) -> str:
     progress = [
         ("state", state),
         *((name.replace("_", " "), count) for name, count in status["counts"].items()),
-        ("time", duration(status["wall_s"] or 0.0)),
+        ("time", format_duration(status["wall_s"] or 0.0)),
         ("best score", status["best_score"]),
         ("final score", status["final_score"]),
     ]

@@ -11,7 +11,8 @@ It takes the same arguments and answers NotImplemented where it does not fit the
 `formulas` names everything the fast version computes: the formula it is attached to first, then those it calls. Their
 digests, taken when the two were last tested against each other, are in `digests.json`. If one of them was edited since,
 the fast version is not used and one line says so. After a change that is meant: change the fast version too, run
-`pytest tests/kernels`, then `python -m rl_lab.kernels.door` records the digests anew.
+`pytest tests/kernels`, then `python -m rl_lab.kernels.door` records the digests anew. Code outside this package hands
+its digests to `FastPath` itself; `digest(formula)` computes them.
 
 `runtime.fast_paths=off` runs every formula as it is written.
 """
@@ -46,6 +47,7 @@ class FastPath:
     run: Callable[..., Any]  # NotImplemented: these arguments do not fit
     formulas: tuple[str, ...]  # `module:qualname` of what it stands for
     fits: Callable[..., bool] | None = None  # asked first, where that is cheaper than beginning
+    digests: tuple[str, ...] = ()  # one per formula; empty: those of this package, in digests.json
 
 
 class _Door:
@@ -144,7 +146,7 @@ def _short(name: str) -> str:
 def _look_up(name: str, plain: Callable[..., Any]) -> FastPath | None:
     """The fast path, or None where its formulas are not those it was tested against."""
     path: FastPath = find(name)
-    known = json.loads(DIGESTS.read_text())
+    known = dict(zip(path.formulas, path.digests, strict=True)) if path.digests else json.loads(DIGESTS.read_text())
     for place in path.formulas:
         formula = plain if place == path.formulas[0] else find(place)
         if digest(formula) != known.get(place):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 MODES = ("auto", "live", "plain", "quiet")
+INTERVAL_S = {"live": 0.25, "plain": 2.0}  # between frames, between lines
+COST_LIMIT = 0.01  # fraction of the time that showing may take
 PLAIN_COLUMNS = {
     "collect/episode_return_mean": "return",
     EVALUATION_RETURN: "eval",
@@ -53,9 +55,6 @@ class LiveDisplay(Writer):
         stream: IO[str] | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        frame_interval_s: float = 0.25,
-        line_interval_s: float = 2.0,
-        cost_limit: float = 0.01,
     ) -> None:
         """total is the run's agent steps, where known; console (for live) and stream (for plain) default to stdout."""
         if mode not in MODES:
@@ -67,8 +66,6 @@ class LiveDisplay(Writer):
         self._console = console
         self._live: Live | None = None
         self._clock = clock
-        self._interval_s = frame_interval_s if self.mode == "live" else line_interval_s
-        self._cost_limit = cost_limit
         self._due_at = clock()
         self._has_news = False
         self._is_closed = False
@@ -180,7 +177,7 @@ class LiveDisplay(Writer):
         self._has_news = False
         end = self._clock()
         # A frame that took 10 ms is followed by a second of rest: slow terminals get fewer frames, not slower runs.
-        self._due_at = begin + max(self._interval_s, (end - begin) / self._cost_limit)
+        self._due_at = begin + max(INTERVAL_S.get(self.mode, 0.0), (end - begin) / COST_LIMIT)
 
     def _draw(self) -> None:
         from rich.live import Live

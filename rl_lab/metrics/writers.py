@@ -8,13 +8,15 @@ import math
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, Literal, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from rl_lab.types import MissingExtraError, RLLabError, RunError, StateTree
 from rl_lab.utils.text import printable
@@ -168,19 +170,6 @@ class TextLogWriter(_FileWriter):
         self._open().append(line.encode())
 
 
-class _Points(NamedTuple):
-    """One row on its way to TensorBoard."""
-
-    wall_time: float  # seconds since 1970
-    row: Row
-
-
-class _Purge(NamedTuple):
-    """The mark that makes TensorBoard drop earlier points from these agent steps on."""
-
-    from_agent_steps: int
-
-
 class TensorBoardWriter(Writer):
     """Scalars over agent steps, written by a thread so that neither the import nor the encoding delays the run.
 
@@ -200,7 +189,7 @@ class TensorBoardWriter(Writer):
         self.directory = Path(directory)
         self.timeout_s = timeout_s
         self._last_agent_steps = -1
-        self._queue: SimpleQueue[_Points | _Purge | Event | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[_EventFile], None] | Event | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._error: RLLabError | None = None  # found by the thread, raised once by the next call
         self._has_failed = False
@@ -210,7 +199,7 @@ class TensorBoardWriter(Writer):
         self._last_agent_steps = int(row["agent_steps"])
         if self._has_failed:
             return
-        self._queue.put(_Points(time.time(), dict(row)))
+        self._queue.put(partial(_EventFile.add, wall_time=time.time(), row=dict(row)))
         if self._thread is None:
             self._thread = Thread(target=self._work, name="tensorboard-writer", daemon=True)
             self._thread.start()
@@ -221,7 +210,7 @@ class TensorBoardWriter(Writer):
     def set_state(self, state: StateTree) -> None:
         """Points after the checkpoint vanish; the resumed run writes them again."""
         self._last_agent_steps = state["agent_steps"]
-        self._queue.put(_Purge(state["agent_steps"] + 1))
+        self._queue.put(partial(_EventFile.purge, from_agent_steps=state["agent_steps"] + 1))
 
     def restart(self) -> None:
         self.set_state({"agent_steps": -1})
@@ -248,7 +237,7 @@ class TensorBoardWriter(Writer):
                 if isinstance(item, Event):
                     item.set()
                 else:
-                    events.append(item)
+                    item(events)
             events.close()
         except RLLabError as error:
             self._give_up(error)
@@ -278,25 +267,22 @@ class _EventFile:
 
         self._event, self._session_log, self._summary = EventMessage, SessionLog, Summary
         self._file = AppendFile(next_event_path(directory))
-        self._records = RecordWriter(self)
+        self._records = RecordWriter(SimpleNamespace(write=self._file.append))
         self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))  # what readers know how to purge
 
-    def append(self, item: _Points | _Purge) -> None:
-        if isinstance(item, _Purge):
-            start = self._session_log(status=self._session_log.START)
-            self._append(self._event(wall_time=time.time(), step=item.from_agent_steps, session_log=start))
-            return
+    def add(self, wall_time: float, row: Row) -> None:
         values = [
             self._summary.Value(tag=name if "/" in name else f"counters/{name}", simple_value=_as_float32(value))
-            for name, value in item.row.items()
+            for name, value in row.items()
             if name != "agent_steps"  # the x axis
         ]
-        step = int(item.row["agent_steps"])
-        self._append(self._event(wall_time=item.wall_time, step=step, summary=self._summary(value=values)))
+        step = int(row["agent_steps"])
+        self._append(self._event(wall_time=wall_time, step=step, summary=self._summary(value=values)))
 
-    def write(self, record: bytes) -> None:
-        """What the record writer calls with a framed record."""
-        self._file.append(record)
+    def purge(self, from_agent_steps: int) -> None:
+        """Make TensorBoard drop earlier points from these agent steps on."""
+        start = self._session_log(status=self._session_log.START)
+        self._append(self._event(wall_time=time.time(), step=from_agent_steps, session_log=start))
 
     def close(self) -> None:
         self._file.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rl_lab.runs.files import readable_disk_errors, write_atomic
 from rl_lab.runs.metrics_file import read_metrics, series
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import MissingExtraError
+from rl_lab.utils.formatting import format_duration
 from rl_lab.utils.text import printable
 
 _COUNTERS = ("agent_steps", "env_frames", "episodes", "updates", "wall_s")
@@ -57,7 +57,7 @@ def _headline(run: RunDirectory, status: dict[str, Any], rows: list[dict[str, An
         ("final evaluation score", _score(status["final_score"])),
         ("best evaluation score", _score(status["best_score"])),
         *((name.replace("_", " "), f"{counts[name]:,}") for name in _COUNTERS if name != "wall_s"),
-        ("wall time", duration(wall_s)),
+        ("wall time", format_duration(wall_s)),
     ]
     return "| | |\n|---|---|\n" + "".join(f"| {name} | {_cell(value)} |\n" for name, value in facts)
 
@@ -136,14 +136,3 @@ def _number(value: Any) -> str:
     if value is None:
         return "not finite"  # JSON has no NaN, so the writer puts null
     return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
-
-
-def duration(seconds: float) -> str:
-    """`1 h 02 min 03 s`, leaving out what is zero in front; below a minute with one decimal."""
-    if not math.isfinite(seconds):
-        return "unknown"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min {rest:02d} s" if hours else f"{minutes} min {rest:02d} s"

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.returns.returns import lambda_return
-from rl_lab.components.world_model.layers import frozen
 from rl_lab.components.world_model.loss import world_model_loss
 from rl_lab.components.world_model.rssm import Decisions
 from rl_lab.training.schedules import Schedule
-from rl_lab.training.target_network import TargetNetwork
+from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, checked_fraction, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
@@ -134,6 +133,10 @@ class Dreamer(LatentStateWorkflow):
                 f"buffers.{buffer}.sequence_length is {num_rows}: Dreamer needs 3 rows or more, one to begin with and "
                 "two to learn from."
             )
+
+    def remarks(self) -> list[str]:
+        said = "masks actions: the mask holds while acting, but the model does not predict it and dreams know none."
+        return [f"{self.context.spec.id} {said}"] if self.context.spec.has_action_mask else []
 
     # --- acting ---
 

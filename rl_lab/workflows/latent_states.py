@@ -116,7 +116,8 @@ class LatentStateWorkflow(WorldModelWorkflow):
     def priority(self, loss: LossOutput, numbers: Batch) -> Tensor:
         """How much there was to learn from each sequence `[B]`: the mean of its rows' model losses, scaled."""
         scales = torch.stack([numbers[name] for name in loss.aux])
-        return scales @ torch.stack(list(loss.aux.values())).mean(dim=-1)
+        of_sequences = torch.stack(list(loss.aux.values())).mean(dim=-1)  # [terms, B]
+        return (scales.unsqueeze(-1) * of_sequences).sum(dim=0)  # no product that autocast would round
 
     def learn_from(self, batch: Batch, phase: Phase, **choices: bool) -> Metrics:
         """`learn` with what the phase says now; the batch gets the fresher contexts."""

@@ -48,10 +48,7 @@ def test_list_shows_newest_first(rl: Any, runs_dir: Path) -> None:
         "7",
         "20,480",
         "500.0",
-        "1",
-        "min",
-        "15",
-        "s",
+        "1:15",
     ]
 
 
@@ -81,7 +78,7 @@ def test_list_refuses_an_unknown_state(rl: Any) -> None:
 
 def test_show_tells_the_whole_run(rl: Any, runs_dir: Path) -> None:
     out = rl("show", "second", "--runs-dir", runs_dir).out
-    for expected in ("second\n", "PPO", "CartPole-v1", "20,480", "1 min 15 s", "500", "metrics.jsonl", "torch 2"):
+    for expected in ("second\n", "PPO", "CartPole-v1", "20,480", "1:15", "500", "metrics.jsonl", "torch 2"):
         assert expected in out
     assert "▁" in out and "█" in out and "5 -> 500, best 500" in out
     assert out.rstrip().endswith("next: rl-lab evaluate second")

@@ -19,7 +19,7 @@ from rl_lab.components.returns.return_scale import PercentileScale, percentile
 from rl_lab.components.world_model.decoder import ObservationDecoder
 from rl_lab.components.world_model.encoder import WorldModelEncoder, convolution, stage_depths
 from rl_lab.components.world_model.heads import ContinueHead, LatentActor, Scalar, ScalarHead
-from rl_lab.components.world_model.layers import Layer, LayerNorm, RMSNorm, Stack, dense, frozen
+from rl_lab.components.world_model.layers import Layer, LayerNorm, RMSNorm, Stack, dense
 from rl_lab.components.world_model.two_hot import TwoHot
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError
 
@@ -78,14 +78,6 @@ def test_a_layer_is_linear_then_norm_then_activation() -> None:
     layer = Layer(5, 4)
     features = torch.randn(2, 5)
     assert torch.equal(layer(features), torch.nn.functional.silu(layer.norm(layer.linear(features))))
-
-
-def test_frozen_modules_pass_gradients_on_and_take_none() -> None:
-    inner, outer = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
-    with frozen(outer):
-        outer(inner(torch.ones(1, 2))).sum().backward()
-    assert inner.weight.grad is not None and outer.weight.grad is None
-    assert outer.weight.requires_grad
 
 
 def test_impossible_stacks_are_refused() -> None:

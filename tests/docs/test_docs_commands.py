@@ -15,6 +15,7 @@ from rl_lab.config.explain import explain
 
 COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
 EXAMPLE_CONFIGS = ROOT / "examples" / "my_algorithm" / "configs"
+EXAMPLES = re.compile("actor_critic|soft_q")
 SETTING = re.compile(r"(?!overrides)[a-z_]+(\.\w+)*=\S+")
 INVENTED = re.compile(r"my_|key=value|KEY|NAME|DIR\b|ENV:")  # what the reader is to fill in
 
@@ -46,7 +47,7 @@ def test_every_training_on_a_page_composes(line: str) -> None:
     experiment, overrides = one_name(arguments.words, "experiment")
     if arguments.env or arguments.algorithm:
         experiment = f"{arguments.env or 'CartPole-v1'}:{arguments.algorithm or 'ppo'}"
-    own = EXAMPLE_CONFIGS if "actor_critic" in line else None
+    own = EXAMPLE_CONFIGS if EXAMPLES.search(line) else None
     for chosen in composition.split_sweep(overrides):
         assert composition.compose(experiment, chosen, config_dir=own)["training"]["phases"]
 
@@ -66,5 +67,5 @@ def test_every_explained_key_has_an_explanation() -> None:
     ]
     assert keys
     for words in keys:
-        own = EXAMPLE_CONFIGS if "actor_critic" in " ".join(words) else None
+        own = EXAMPLE_CONFIGS if EXAMPLES.search(" ".join(words)) else None
         assert explain(words[2], *words[3:4], config_dir=own).documentation, " ".join(words)

@@ -8,11 +8,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from docs_pages import ROOT, blocks
 
 import rl_lab
 from rl_lab.config.compose import compose
+from rl_lab.kernels import door
 from rl_lab.types import ConfigError
+from tests.test_resume import COMMON, assert_same_run, run_to_the_end
 
 EXAMPLES = ROOT / "examples"
 MY_ALGORITHM = EXAMPLES / "my_algorithm"
@@ -70,15 +73,19 @@ def test_a_component_of_ones_own_is_used(here: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_algorithm_page_shows_the_file_that_runs() -> None:
     page = ROOT / "docs" / "add_an_algorithm.md"
-    code = (MY_ALGORITHM / "actor_critic.py").read_text()
-    assert blocks(page, "python") == [code]
-    assert blocks(page, "yaml") == [(MY_ALGORITHM / "configs" / "algorithm" / "actor_critic.yaml").read_text()]
-    assert len(code.splitlines()) <= 80
+    files = {name: (MY_ALGORITHM / f"{name}.py").read_text() for name in ("actor_critic", "soft_q")}
+    assert blocks(page, "python")[:2] == list(files.values())
+    assert blocks(page, "yaml") == [(MY_ALGORITHM / f"configs/algorithm/{name}.yaml").read_text() for name in files]
+    assert [len(code.splitlines()) <= most for code, most in zip(files.values(), (80, 110), strict=True)] == [
+        True,
+        True,
+    ]
 
 
-def test_an_algorithm_of_ones_own_trains_and_loads(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("algorithm", ["actor_critic", "soft_q"])
+def test_an_algorithm_of_ones_own_trains_and_loads(algorithm: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(MY_ALGORITHM)
-    run = rl_lab.train("CartPole-v1:actor_critic", preset="debug", runs_dir=here / "runs", quiet=True)
+    run = rl_lab.train(f"CartPole-v1:{algorithm}", preset="debug", runs_dir=here / "runs", quiet=True)
     assert run.status["counts"]["updates"] == 3
     assert rl_lab.load(run).act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
 
@@ -95,6 +102,54 @@ def test_an_algorithm_of_ones_own_learns(here: Path, monkeypatch: pytest.MonkeyP
     settings = {"environment__num_envs": 32, "evaluation__video": False, "quiet": True}
     run = rl_lab.train("CartPole-v1:actor_critic", runs_dir=here / "runs", **settings)
     assert run.status["final_score"] > 150.0
+
+
+def test_an_off_policy_algorithm_of_ones_own_learns_in_seconds(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(MY_ALGORITHM)
+    overrides = ["training.phases.train.duration_steps=6000", "buffers.replay.batch_size=64"]
+    overrides += ["algorithm.temperature='linear(1.0, 0.02, over=3000 agent_steps)'", "evaluation.video=false"]
+    run = rl_lab.train("CartPole-v1:soft_q", overrides=overrides, runs_dir=here / "runs", quiet=True)
+    assert run.status["final_score"] > 80.0  # random play: about 20
+
+
+@pytest.mark.parametrize("algorithm", ["actor_critic", "soft_q"])
+def test_an_algorithm_of_ones_own_resumes_exactly(algorithm: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(MY_ALGORITHM)
+    small = ["buffers.replay.minimum_rows=64", "buffers.replay.capacity_rows=160", "logging.every_updates=1"]
+    small += ["training.phases.train.collect_steps=8", "training.phases.train.updates_per_step=0.04"]
+    small = small if algorithm == "soft_q" else []
+    length = ["training.phases.train.duration_steps=null", "training.phases.train.duration_updates=7"]
+    config = compose(f"CartPole-v1:{algorithm}", [*COMMON, *small, *length, "environment.num_envs=4"])
+    run_to_the_end(config, here / "whole", cuts=[])
+    run_to_the_end(config, here / "cut", cuts=[1, 4, 5])
+    assert_same_run(here / "cut", here / "whole")
+
+
+def test_a_temperature_of_zero_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(MY_ALGORITHM)
+    with pytest.raises(ConfigError, match="algorithm.temperature is 0.0: write a number above 0, such as 0.1"):
+        rl_lab.train("CartPole-v1:soft_q", algorithm__temperature=0.0, runs_dir=here / "runs", quiet=True)
+
+
+def test_a_faster_version_of_ones_own_formula_steps_aside_when_it_is_edited(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block of the page, as a user would save it; then with one number changed."""
+    code = blocks(ROOT / "docs" / "add_an_algorithm.md", "python")[2]
+    heard: list[str] = []
+    monkeypatch.syspath_prepend(str(here))
+    value, target = torch.tensor([0.0, 3.0], requires_grad=True), torch.tensor([0.5, 0.0])
+    for text, is_used in ((code, True), (code.replace("size - 0.5", "size - 0.25"), False)):
+        (here / "my_loss.py").write_text(text)
+        module = module_at(here / "my_loss.py")
+        door.listen(lambda sentence, level: heard.append(sentence))
+        assert module.huber(value, target).allclose(module.huber.plain(value, target))
+        assert torch.autograd.grad(module.huber(value, target), value)[0].allclose(torch.tensor([-0.25, 0.5]))
+        assert ("my_loss:FUSED_HUBER" in door.in_use()) is is_used
+    assert heard[0] == "my_loss:FUSED_HUBER is used for huber (runtime.fast_paths)."
+    assert "my_loss.huber is not the formula that the fast path my_loss:FUSED_HUBER was tested against" in heard[-1]
+    door.open_door(True)
+    door._door.edited.clear()
 
 
 def test_the_picture_is_drawn_from_a_run(here: Path) -> None:

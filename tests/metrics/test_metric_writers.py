@@ -180,13 +180,13 @@ def test_tensorboard_drops_points_after_the_checkpoint_on_resume(tmp_path: Path)
 
 def test_tensorboard_works_in_a_thread_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_import = threading.Event()
-    original = writers._EventFile
+    original = writers._EventFile.__init__
 
-    def slow_import(directory: Path) -> writers._EventFile:
+    def slow_import(events: writers._EventFile, directory: Path) -> None:
         may_import.wait(10)
-        return original(directory)
+        original(events, directory)
 
-    monkeypatch.setattr(writers, "_EventFile", slow_import)
+    monkeypatch.setattr(writers._EventFile, "__init__", slow_import)
     writer = TensorBoardWriter(tmp_path, timeout_s=0.01)
     writer.write(row(10, loss__value=1.0))
     writer.flush()  # returns although the import still goes on

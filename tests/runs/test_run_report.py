@@ -11,7 +11,7 @@ import pytest
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.curve import write_curve
 from rl_lab.runs.metrics_file import read_metrics, series
-from rl_lab.runs.report import duration, write_report
+from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import MissingExtraError
 
@@ -77,7 +77,7 @@ def test_the_report_tells_the_run_on_one_page(make_run: MakeRun) -> None:
         "| best evaluation score | **220.00** |",
         "| agent steps | 10,000 |",
         "| env frames | 40,000 |",
-        "| wall time | 1 min 05 s |",
+        "| wall time | 1:05 |",
         "![learning curve](learning_curve.png)",
         "| `collect/episode_return_mean` | 200 |",
         "| `loss/value` | 0.1 |",
@@ -132,15 +132,3 @@ def test_without_matplotlib_the_report_says_what_to_install(make_run: MakeRun, m
     with pytest.raises(MissingExtraError, match=r"learning curve needs matplotlib: `pip install matplotlib`"):
         write_curve(run.curve_path, rows_of_a_run(), title="t")
     assert "needs matplotlib: `pip install matplotlib`" in write_report(run).read_text()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.0, "0.0 s"), (59.94, "59.9 s"), (61, "1 min 01 s"), (3723, "1 h 02 min 03 s")]
-)
-def test_durations_read_like_a_clock(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
-def test_a_time_that_is_no_number_is_unknown(seconds: float) -> None:
-    assert duration(seconds) == "unknown"

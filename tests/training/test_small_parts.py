@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rl_lab.training.segments import Segments, SegmentsByMembers
-from rl_lab.training.target_network import TargetNetwork
+from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.training.world import World
 from rl_lab.types import ConfigError
 
@@ -109,3 +109,11 @@ def test_a_world_of_one_agrees_with_itself() -> None:
     assert (world.rank, world.size) == (0, 1)
     assert world.mean(tensors) is tensors
     assert world.broadcast("anything") == "anything"
+
+
+def test_frozen_modules_pass_gradients_on_and_take_none() -> None:
+    inner, outer = nn.Linear(2, 2), nn.Linear(2, 1)
+    with frozen(outer):
+        outer(inner(torch.ones(1, 2))).sum().backward()
+    assert inner.weight.grad is not None and outer.weight.grad is None
+    assert outer.weight.requires_grad

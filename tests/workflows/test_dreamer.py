@@ -265,7 +265,7 @@ def test_the_gradient_of_an_advantage_is_that_of_the_return_less_that_of_the_val
     with torch.no_grad():
         for head in (agent.components["reward_head"], agent.controllers["critic"]):
             head.output.weight.normal_()
-        state, _ = workflow.follow(rows, start)
+        state, _ = workflow.observe_rows(rows, start)
     dreams: list[Batch] = []
     dream = workflow.dream
     workflow.dream = lambda *arguments: dreams.append(dream(*arguments)) or dreams[-1]  # type: ignore[method-assign,func-returns-value]
@@ -491,14 +491,15 @@ def test_the_fused_hook_needs_one_optimiser() -> None:
 # --- priorities, and evaluations that draw -----------------------------------------------------
 
 
-@pytest.mark.parametrize("hook", ["update", "update_world_model"])
-def test_the_priority_of_a_sequence_is_the_mean_of_its_rows_model_losses(hook: str) -> None:
-    workflow, _ = make(overrides=("algorithm.loss_scales.reward=3.0",))
+@pytest.mark.parametrize(("hook", "precision"), [("update", "fp32"), ("update_world_model", "bf16")])
+def test_the_priority_of_a_sequence_is_the_mean_of_its_rows_model_losses(hook: str, precision: str) -> None:
+    workflow, _ = make(overrides=("algorithm.loss_scales.reward=3.0", f"runtime.precision={precision}"))
     batch = make_batch()
     batch["reward"][1] = 1e4  # nobody expected that
     metrics = getattr(workflow, hook)(batch, phase=PHASE)
     assert workflow.notes_priorities and batch["priority"].shape == (len(batch["reward"]),)
     assert not batch["priority"].requires_grad and batch["priority"].argmax() == 1
+    assert batch["priority"].dtype is torch.float32  # in bf16 too, whose numbers are too coarse to draw by
     scales = {"reward": 3.0, "reconstruction": 1.0, "continue": 1.0, "dynamics": 1.0, "representation": 0.1}
     total = sum(scale * float(metrics[f"loss/{name}"]) for name, scale in scales.items())
     assert float(batch["priority"].mean()) == pytest.approx(total, rel=1e-4)
@@ -526,3 +527,10 @@ def test_evaluations_take_the_likeliest_action_or_draw_one(samples: bool) -> Non
     answer = workflow.act(seen, None, mode="eval")
     assert (len(set(answer.action.tolist())) > 1) is samples
     assert not answer.extras  # rows of an evaluation are not kept
+
+
+def test_that_dreams_know_no_action_masks_is_said() -> None:
+    assert make()[0].remarks() == []
+    masked = {**VECTOR, "action_mask": ArraySpec((3,), "bool")}
+    [remark] = make(masked)[0].remarks()
+    assert "the mask holds while acting, but the model does not predict it" in remark

@@ -5,8 +5,6 @@ Every weight is initialized as in danijar/dreamerv3 (embodied/jax/nets.py, `Init
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -127,16 +125,3 @@ class BlockLinear(nn.Module):
         """`[N, input_size]` to `[N, output_size]`."""
         grouped = features.view(len(features), self.blocks, -1).transpose(0, 1)  # [G, N, input_size / G]
         return torch.bmm(grouped, self.weight).transpose(0, 1).flatten(1) + self.bias
-
-
-@contextmanager
-def frozen(*modules: nn.Module) -> Iterator[None]:
-    """Inside, gradients pass through these modules but not into them."""
-    learning = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
-    for parameter in learning:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)

@@ -106,11 +106,13 @@ class GRU(nn.Module):
     that layer as well. Without norms it also stands in for those of PlaNet and V1, whose cells differ in where they
     reset and in how they start to remember."""
 
-    def __init__(self, sizes: CellSizes, *, activation: str = "elu", norm: str = "none") -> None:
+    def __init__(
+        self, sizes: CellSizes, *, activation: str = "elu", norm: str = "none", input_norm: str = "none"
+    ) -> None:
         super().__init__()
         if sizes.blocks != 1:
             raise ConfigError(f"dynamics: blocks is {sizes.blocks}, but recurrence gru has one block: write blocks: 1.")
-        self.input = Layer(sizes.stoch + sizes.action, sizes.hidden, activation=activation, norm="none")
+        self.input = Layer(sizes.stoch + sizes.action, sizes.hidden, activation=activation, norm=input_norm)
         self.gates = dense(sizes.hidden + sizes.deter, 3 * sizes.deter)
         self.gates_norm = make_norm(norm, 3 * sizes.deter)
 

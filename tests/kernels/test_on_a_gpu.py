@@ -1,0 +1,103 @@
+"""On a GPU, every fast path gives what its formula gives there, forward and backward, in fp32 and in bf16."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rl_lab.components.world_model.decoder import DoublingCNN
+from rl_lab.components.world_model.encoder import HalvingCNN
+from rl_lab.components.world_model.heads import LatentActor, ScalarHead
+from rl_lab.components.world_model.latents import CategoricalLatent
+from rl_lab.components.world_model.layers import Layer
+from rl_lab.components.world_model.rssm import RSSM, Decisions
+from rl_lab.kernels import door
+from rl_lab.types import ActionSpec
+from tests.kernels.kernel_harness import tensors_in
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda"
+IMAGES: dict[str, Any] = {"depth": 8, "multipliers": (2, 3), "kernel": 5, "activation": "silu", "norm": "rms"}
+CONTINUOUS = ActionSpec("continuous", (3,))
+Case = tuple[str, nn.Module, Callable[[Any], Any]]
+
+
+def cases() -> list[Case]:
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (16, 16, 16, 3), dtype=torch.uint8, device=DEVICE)
+    rows, target = torch.randn(33, 24, device=DEVICE), torch.randn(33, device=DEVICE) * 50.0
+    parts = {"deter": 16, "stoch_size": 8, "units": 16, "blocks": 8}
+    return [
+        ("LAYER", Layer(24, 48), lambda layer: layer(rows)),
+        ("TWO_HOT_LOSS", ScalarHead(input_size=24, units=16), lambda head: head(rows).loss(target)),
+        ("TWO_HOT_MEAN", ScalarHead(input_size=24, units=16, output_scale=1.0), lambda head: no_grad(head, rows)),
+        ("ENCODE_IMAGES", HalvingCNN((16, 16, 3), **IMAGES), lambda encoder: encoder(images)),
+        ("IMAGE_ERROR", DoublingCNN((16, 16, 3), **parts, **IMAGES), lambda decoder: decoder.error(rows[:16], images)),
+    ]
+
+
+@torch.no_grad()
+def no_grad(head: Any, rows: Tensor) -> Tensor:
+    return head(rows).mean()
+
+
+def results(part: nn.Module, call: Callable[[Any], Any], *, is_plain: bool, precision: str) -> list[Tensor]:
+    """What a call gives, and the gradients of all parameters."""
+    own, generator = copy.deepcopy(part), torch.Generator(DEVICE).manual_seed(1)
+    low = torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=precision == "bf16")
+    with low, door.plain_formulas() if is_plain else nullcontext():
+        found = [each.float() for each in tensors_in(call(own))]
+        learning = [each for each in found if each.requires_grad]
+        if learning:
+            weights = [torch.randn(each.shape, device=DEVICE, generator=generator) for each in learning]
+            torch.autograd.backward(learning, weights)
+    gradients = [parameter.grad for parameter in own.parameters() if parameter.grad is not None]
+    return [*(each.detach() for each in found), *gradients]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["LAYER", "TWO_HOT_LOSS", "TWO_HOT_MEAN", "ENCODE_IMAGES", "IMAGE_ERROR"])
+def test_layers_heads_and_images(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    part, call = next((part.to(DEVICE), call) for case, part, call in cases() if case == name)
+    door.open_door(True)
+    fast = results(part, call, is_plain=False, precision=precision)
+    assert f"gpu:{name}" in door.in_use()
+    plain = results(part, call, is_plain=True, precision=precision)
+    # Relative to the norm. In bf16 rounding decides which of four nearly equal pixels is the largest.
+    allowed = 5e-3 if precision == "fp32" else 0.3 if name == "ENCODE_IMAGES" else 0.05
+    for ours, theirs in zip(fast, plain, strict=True):
+        assert float((ours - theirs).norm()) <= allowed * float(theirs.norm()) + 1e-4, (name, ours.shape)
+
+
+@pytest.mark.parametrize("rows", [5, 16])
+def test_a_sequence_and_a_dream(rows: int) -> None:
+    torch.manual_seed(0)
+    latent = CategoricalLatent(groups=4, classes=4)
+    rssm = RSSM(input_size=7, action=CONTINUOUS, latent=latent, deter=32, hidden=16, blocks=2).to(DEVICE)
+    actor = LatentActor(input_size=48, action=CONTINUOUS, layers=2, units=16, output_scale=1.0).to(DEVICE)
+    embedding, action = torch.randn(rows, 6, 7, device=DEVICE), torch.randn(rows, 6, 3, device=DEVICE)
+    is_first = torch.rand(rows, 6, device=DEVICE) < 0.3
+
+    def observe(model: Any) -> Any:
+        torch.manual_seed(2)
+        return model.observe_sequence(embedding, action, is_first, model.initial_state(rows, torch.device(DEVICE)))
+
+    @torch.no_grad()
+    def imagine(model: Any) -> Any:
+        torch.manual_seed(3)
+        policy = Decisions(actor, actor.noise(5, rows, device=torch.device(DEVICE)))
+        return model.imagine(model.initial_state(rows, torch.device(DEVICE)), policy, 5)
+
+    for name, call in (("OBSERVE_SEQUENCE", observe), ("IMAGINE", imagine)):
+        door.open_door(True)
+        fast = results(rssm, call, is_plain=False, precision="fp32")
+        assert f"gpu:{name}" in door.in_use()
+        for ours, theirs in zip(fast, results(rssm, call, is_plain=True, precision="fp32"), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=5e-3, atol=5e-3)

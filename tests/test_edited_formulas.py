@@ -1,0 +1,232 @@
+"""A researcher copies a file, changes one number in its formula and trains: the training changes, and an unchanged copy
+trains as the original does. No fast path may stand in for a formula that was edited."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
+from rl_lab.kernels import door
+from rl_lab.runs.state import gather_state
+from rl_lab.utils.tree import equal, leaves_with_paths
+from tests.test_golden import CASES, SMALL
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of one file: `block` is the config block whose class lies in it."""
+
+    words: list[str]
+    module: str
+    block: str
+    name: str
+    old: str
+    new: str
+
+
+BANDIT = ["bandit_ucb", "training.phases.train.duration_cycles=8"]
+Q_LEARNING = ["q_learning_frozenlake", "training.phases.train.duration_cycles=8"]
+EDITS = {
+    "ppo": Edit(CASES["ppo"], "workflows/ppo", "algorithm", "PPO", "1.0 + clip_range)", "1.0 + 0.01 * clip_range)"),
+    "ppo, value": Edit(
+        CASES["ppo"],
+        "workflows/ppo",
+        "algorithm",
+        "PPO",
+        '(value - sample["return"]).square()',
+        '3.0 * (value - sample["return"]).square()',
+    ),
+    "ppo, networks": Edit(
+        CASES["ppo"],
+        "components/heads/actor_critic",
+        "controllers.critic",
+        "Critic",
+        "self.network(features).squeeze(-1)",
+        "1.5 * self.network(features).squeeze(-1)",
+    ),
+    "reinforce": Edit(
+        CASES["reinforce"],
+        "workflows/reinforce",
+        "algorithm",
+        "Reinforce",
+        "(value[:, :-1] - returns).square()",
+        "2.0 * (value[:, :-1] - returns).square()",
+    ),
+    "dqn": Edit(
+        CASES["dqn"],
+        "workflows/dqn",
+        "algorithm",
+        "DQN",
+        'reward=transition["reward"]',
+        'reward=2.0 * transition["reward"]',
+    ),
+    "dqn, head": Edit(
+        CASES["dqn"],
+        "components/heads/q_values",
+        "components.q_values",
+        "QValues",
+        "torch.addcmul(reward, discount,",
+        "torch.addcmul(reward, 0.5 * discount,",
+    ),
+    "dqn, categorical": Edit(
+        CASES["dqn_categorical"],
+        "components/heads/q_values",
+        "components.q_values",
+        "CategoricalQ",
+        "loss = -(target * log_probability)",
+        "loss = -(2.0 * target * log_probability)",
+    ),
+    "sac, critic": Edit(
+        CASES["sac"],
+        "workflows/sac",
+        "algorithm",
+        "SAC",
+        "(values - target).square()",
+        "3.0 * (values - target).square()",
+    ),
+    "sac, policy": Edit(
+        CASES["sac"],
+        "workflows/sac",
+        "algorithm",
+        "SAC",
+        "-(value + temperature * entropy).mean()",
+        "-(value + 2.0 * temperature * entropy).mean()",
+    ),
+    "dreamer": Edit(
+        CASES["dreamer_v3"],
+        "workflows/dreamer",
+        "algorithm",
+        "Dreamer",
+        "discount=1.0, lambda_=self.lambda_",
+        "discount=0.5, lambda_=self.lambda_",
+    ),
+    "dreamer, latent": Edit(
+        CASES["dreamer_v3"],
+        "components/world_model/latents",
+        "components.dynamics.latent",
+        "CategoricalLatent",
+        "one_hot + (probs - probs.detach())",
+        "one_hot + 2.0 * (probs - probs.detach())",
+    ),
+    "dreamer, recurrence": Edit(
+        CASES["dreamer_v3"],
+        "components/world_model/rssm",
+        "components.dynamics",
+        "RSSM",
+        "torch.sigmoid(update - 1.0)",
+        "torch.sigmoid(update - 2.0)",
+    ),
+    "planet": Edit(
+        CASES["planet"],
+        "workflows/planet",
+        "algorithm",
+        "PlaNet",
+        "free_nats=self.free_nats",
+        "free_nats=5.0 + self.free_nats",
+    ),
+    "q_learning": Edit(
+        Q_LEARNING,
+        "workflows/q_learning",
+        "algorithm",
+        "TabularQ",
+        'batch["reward"][:, t + 1] + discount',
+        '2.0 + batch["reward"][:, t + 1] + discount',
+    ),
+    "bandit": Edit(
+        BANDIT,
+        "components/heads/bandits",
+        "components.strategy",
+        "UCB",
+        "pulls.sum(1, keepdim=True)",
+        "7.0 * pulls.sum(1, keepdim=True)",
+    ),
+}
+
+
+def trained(words: list[str], *more: str, block: str = "", target: str = "") -> Any:
+    """What a short training leaves: parameters, and what the collector and the policy remember; with the class of one
+    block replaced."""
+    experiment, *overrides = words
+    config = compose(experiment, [*SMALL, "training.phases.train.duration_steps=null", *overrides, *more])
+    if block:
+        place = config
+        for key in block.split("."):
+            place = place[key]
+        place["_target_"] = target
+        config["plugins"] = [target.partition(".")[0]]
+    short = build(config, run=None, quiet=True)
+    try:
+        short.orchestrator.run()
+        state = gather_state(short.targets)
+        return {part: state[part] for part in ("components", "controllers", "collector")}
+    finally:
+        short.close()
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_training_follows_the_formula_that_stands_in_the_file(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit = EDITS[case]
+    text = (ROOT / "rl_lab" / f"{edit.module}.py").read_text()
+    assert edit.old in text, f"{edit.module} no longer says {edit.old}"
+    found = {}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name, source in {"my_copy": text, "my_edit": text.replace(edit.old, edit.new)}.items():
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        found[name] = trained(edit.words, block=edit.block, target=f"{name}.{edit.name}")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert equal(found["my_copy"], trained(edit.words)), "a copy trains otherwise than the original"
+    assert not equal(found["my_copy"], found["my_edit"]), "the edit changed nothing"
+    door._door.edited.clear()
+
+
+@pytest.mark.parametrize("case", ["ppo", "dqn", "sac", "ppo_gru", "reinforce"])
+def test_plain_formulas_and_fast_paths_train_alike(case: str) -> None:
+    """Within rounding."""
+    fast = leaves_with_paths(trained(CASES[case]))
+    used = door.in_use()
+    plain = leaves_with_paths(trained(CASES[case], "runtime.fast_paths=off"))
+    assert used and not door.in_use()
+    for (path, ours), (_, theirs) in zip(fast, plain, strict=True):
+        if path[0] != "collector" and isinstance(ours, torch.Tensor) and ours.is_floating_point():
+            torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-4, msg=str(path))
+
+
+@pytest.mark.slow
+def test_a_file_edited_in_place_is_what_runs(tmp_path: Path) -> None:
+    """The whole package as a user has it, one line of its MLP changed: training changes, and the log says why."""
+    shutil.copytree(ROOT / "rl_lab", tmp_path / "rl_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    words = ["train", "ppo_cartpole", "training.phases.train.duration_steps=600", "evaluation.final_episodes=0"]
+    logs = []
+    for run in ("before", "after"):
+        command = [sys.executable, "-m", "rl_lab", *words, "evaluation.video=false", "--run-id", run]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+        logs.append((tmp_path / "runs" / run / "run.log").read_text())
+        file = tmp_path / "rl_lab" / "components" / "networks" / "mlp.py"
+        file.write_text(file.read_text().replace("features = layer(features)", "features = 0.9 * layer(features)"))
+    assert "cpu_mlp:MLP_FORWARD is used for MLP.forward" in logs[0]
+    assert "MLP_FORWARD is used" not in logs[1] and "PPO_LOSS is used" not in logs[1]
+    assert "MLP.forward is not the formula that the fast path" in logs[1]
+    rows = [(tmp_path / "runs" / run / "metrics.jsonl").read_text() for run in ("before", "after")]
+    assert rows[0] != rows[1]
+
+
+def test_every_algorithm_has_an_edit() -> None:
+    files = {path.stem for path in (ROOT / "rl_lab" / "configs" / "algorithm").glob("*.yaml")}
+    assert files - {"random", "dreamer_v2", "dreamer_v3_2023"} == {case.split(",")[0] for case in EDITS}

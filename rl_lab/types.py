@@ -126,6 +126,10 @@ class EnvSpec:
     render_fps: int = 30
     description: str = ""
 
+    @property
+    def has_action_mask(self) -> bool:
+        return "action_mask" in self.observation
+
 
 # --- one moment of N environments --------------------------------------------------------------
 

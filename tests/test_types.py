@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_lab.types import ActionSpec, ArraySpec, Counts, LossOutput, did_you_mean
+from rl_lab.types import ActionSpec, ArraySpec, Counts, EnvSpec, LossOutput, did_you_mean
 
 
 def test_counts_add_field_by_field() -> None:
@@ -56,3 +56,9 @@ def test_dtype_decides_what_an_observation_is() -> None:
     assert not ArraySpec((64, 64), "uint8").is_image
     assert not ArraySpec((64, 64, 3), "float32").is_image
     assert ArraySpec((), "int64", num_values=(5,)).is_discrete
+
+
+def test_an_environment_says_whether_it_masks_actions() -> None:
+    vector, mask = ArraySpec((3,), "float32"), ArraySpec((4,), "bool")
+    assert not EnvSpec("x", {"vector": vector}, ActionSpec("discrete", (4,))).has_action_mask
+    assert EnvSpec("x", {"vector": vector, "action_mask": mask}, ActionSpec("discrete", (4,))).has_action_mask

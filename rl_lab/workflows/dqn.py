@@ -6,6 +6,7 @@ arXiv:1710.02298) adds to it, each by a switch of its own:
     dueling        components.q_values.dueling   state value and advantages apart
     distributional q_values=categorical          the distribution of returns (C51); q_values=quantile: its quantiles
     prioritised    replay=prioritized            surprising transitions more often, with weights that undo the bias
+    noisy          components.q_values.noisy     learnt noise in the weights explores (write algorithm.epsilon: 0.0)
 
 One update, for a batch of transitions (s, a, r_1 … r_n, s_n) from replay:
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.heads.q_values import of_action
 from rl_lab.components.heads.tables import allowed_values
+from rl_lab.components.networks.noisy import without_noise
 from rl_lab.components.returns.transitions import transition_and_following
 from rl_lab.kernels.door import fast_path
 from rl_lab.training.schedules import Schedule, value_at
@@ -48,6 +50,9 @@ class Head(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Mean loss of `predicted` against `reward + discount * following`, the outputs of one action each, and how
         wrong each was `[B]`."""
+
+    def metrics(self, following: Tensor, *, reward: Tensor, discount: Tensor) -> Metrics:
+        """What is worth logging about these targets."""
 
 
 class DQN(Workflow):
@@ -96,10 +101,12 @@ class DQN(Workflow):
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         mask = time_step.observation.get("action_mask")
+        if mode == "eval":
+            with without_noise(self.network):
+                values = self.head.values(self.network(time_step.observation))
+            return PolicyStep(allowed_values(values, mask).argmax(-1))
         values = self.head.values(self.network(time_step.observation))
         best = allowed_values(values, mask).argmax(-1)
-        if mode == "eval":
-            return PolicyStep(best)
         anything = allowed_values(torch.rand_like(values), mask).argmax(-1)  # the largest of equal chances
         explores = torch.rand(len(best), device=best.device) < self._acting_epsilon
         return PolicyStep(torch.where(explores, anything, best))
@@ -139,15 +146,14 @@ class DQN(Workflow):
             chooser = self.network(following).float() if self.double else next_output
             next_action = allowed_values(self.head.values(chooser), following.get("action_mask")).argmax(-1)
 
-        loss, priority = self.head.loss(
-            of_action(output, batch["action"][:, 0]),
-            of_action(next_output, next_action),
-            reward=transition["reward"],
-            discount=transition["discount"],
-            weight=batch.get("weight"),  # prioritised replay gives one
-        )
-        value_mean = self.head.values(output.detach()).mean()
-        return LossOutput({"value": loss}, {"controller/value_mean": value_mean}, {"priority": priority})
+        following_output = of_action(next_output, next_action)
+        target = {"reward": transition["reward"], "discount": transition["discount"]}
+        weight = batch.get("weight")  # prioritised replay gives one
+        predicted = of_action(output, batch["action"][:, 0])
+        loss, priority = self.head.loss(predicted, following_output, **target, weight=weight)
+        metrics = {"controller/value_mean": self.head.values(output.detach()).mean()}
+        metrics |= self.head.metrics(following_output, **target)
+        return LossOutput({"value": loss}, metrics, {"priority": priority})
 
     def transitions(self, batch: Batch) -> tuple[Batch, Batch]:
         """Reward and discount of each transition, and the observation `[B, ...]` it led to.

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.networks.mlp import MLP
-from rl_lab.types import ActionSpec, ConfigError
+from rl_lab.types import ActionSpec, ConfigError, Metrics
 
 
 class ActionNetwork(nn.Module):
@@ -29,6 +29,7 @@ class ActionNetwork(nn.Module):
 
     Dueling (Wang et al. 2016): output = V + advantage - mean of the advantages over the actions, two networks side by
     side. Subtracting the mean says which part is V; without it any number could move from one to the other.
+    Noisy: layers that explore by noise in their weights (`networks.noisy`).
     """
 
     def __init__(
@@ -41,13 +42,20 @@ class ActionNetwork(nn.Module):
         hidden_sizes: Sequence[int] = (),
         activation: str = "relu",
         dueling: bool = False,
+        noisy: bool = False,
     ) -> None:
         super().__init__()
         self.numbers = numbers_per_action
         self.actions_axis = -1 if numbers_per_action == 1 else -2
 
         def network(output_size: int) -> MLP:
-            return MLP(input_size=input_size, hidden_sizes=hidden_sizes, activation=activation, output_size=output_size)
+            return MLP(
+                input_size=input_size,
+                hidden_sizes=hidden_sizes,
+                activation=activation,
+                output_size=output_size,
+                noisy=noisy,
+            )
 
         self.advantage = network(_num_actions(action) * numbers_per_action)
         self.value = network(numbers_per_action) if dueling else None
@@ -60,6 +68,10 @@ class ActionNetwork(nn.Module):
         if self.numbers > 1:
             value = value.unsqueeze(-2)
         return value + advantage - advantage.mean(self.actions_axis, keepdim=True)
+
+    def metrics(self, following: Tensor, *, reward: Tensor, discount: Tensor) -> Metrics:
+        """What is worth knowing about the targets, besides the loss."""
+        return {}
 
     def _by_action(self, flat: Tensor) -> Tensor:
         return flat if self.numbers == 1 else flat.unflatten(-1, (-1, self.numbers))
@@ -124,6 +136,14 @@ class CategoricalQ(ActionNetwork):
         entropy = -torch.xlogy(target, target).sum(-1)
         priority = (loss.detach() - entropy).clamp_(min=0.0)  # rounding may leave it just below 0
         return _weighted_mean(loss, weight), priority
+
+    @torch.no_grad()
+    def metrics(self, following: Tensor, *, reward: Tensor, discount: Tensor) -> Metrics:
+        """How much of the targets' probability lies outside the support, where `project` moves it to an end."""
+        moved = reward.unsqueeze(-1) + discount.unsqueeze(-1) * self.support
+        rounding = 1e-3 * (self.highest - self.lowest) / (len(self.support) - 1)  # of an atom
+        outside = (moved < self.lowest - rounding) | (moved > self.highest + rounding)
+        return {"train/clipped_target_fraction": (following.softmax(-1) * outside).sum(-1).mean()}
 
     def project(self, probability: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """Probabilities `[B, K]` of `reward + discount * support`, divided between the two atoms next to each return.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +17,8 @@ from rl_lab.types import ActionSpec, ConfigError
 SoftPolicy = SquashedGaussian | Categorical
 
 
-class SoftActor(nn.Module):
-    """Features to a policy: a normal pressed into (-1, 1) by tanh, its std learnt per state, or a categorical.
-
-    log_std is held within bounds: beyond them tanh leaves nothing to learn from, or the policy is a point.
-    """
+class SoftNetwork(nn.Module):
+    """What actor and critics read, and the layers they have: for continuous actions, or for one discrete choice."""
 
     def __init__(
         self,
@@ -29,24 +27,44 @@ class SoftActor(nn.Module):
         action: ActionSpec,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str = "relu",
-        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
     ) -> None:
         super().__init__()
-        _refuse_several_choices(action)
+        if action.kind == "multi_discrete":
+            raise ConfigError(
+                f"SAC answers with continuous actions or with one discrete choice; this environment wants "
+                f"{len(action.sizes)} choices at once. Use `algorithm: ppo`, or an environment with one choice."
+            )
+        self.is_continuous = action.kind == "continuous"
+        self.input_size, self.action_size = input_size, action.sizes[0]
+        self.hidden_sizes, self.activation = hidden_sizes, activation
+
+    def ensemble(self, size: int, *, inputs: int, outputs: int) -> EnsembleMLP:
+        """`size` networks side by side."""
+        return EnsembleMLP(
+            size=size,
+            input_size=inputs,
+            hidden_sizes=self.hidden_sizes,
+            output_size=outputs,
+            activation=self.activation,
+        )
+
+
+class SoftActor(SoftNetwork):
+    """Features to a policy: a normal pressed into (-1, 1) by tanh, its std learnt per state, or a categorical.
+
+    log_std is held within bounds: beyond them tanh leaves nothing to learn from, or the policy is a point.
+    """
+
+    def __init__(self, *, log_std_bounds: tuple[float, float] = (-5.0, 2.0), **network: Any) -> None:
+        super().__init__(**network)
         if not -math.inf < log_std_bounds[0] < log_std_bounds[1] < math.inf:
             raise ConfigError(
                 f"soft actor: log_std_bounds is {list(log_std_bounds)}; allowed is [lowest, highest]. "
                 "Write log_std_bounds: [-5.0, 2.0]."
             )
-        self.is_continuous = action.kind == "continuous"
         self.log_std_bounds = log_std_bounds
-        self.network = EnsembleMLP(
-            size=1,
-            input_size=input_size,
-            hidden_sizes=hidden_sizes,
-            output_size=action.sizes[0] * (2 if self.is_continuous else 1),
-            activation=activation,
-        )
+        outputs = self.action_size * (2 if self.is_continuous else 1)
+        self.network = self.ensemble(1, inputs=self.input_size, outputs=outputs)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> SoftPolicy:
         """Features `[B, F]` and, for discrete actions, the allowed ones `[B, A]`."""
@@ -62,28 +80,13 @@ class SoftActor(nn.Module):
         return torch.randn(len(features), size, device=features.device)
 
 
-class TwinCritic(nn.Module):
+class TwinCritic(SoftNetwork):
     """Two action-value networks; targets take the lesser of the two, since each alone learns to overestimate."""
 
-    def __init__(
-        self,
-        *,
-        input_size: int,
-        action: ActionSpec,
-        hidden_sizes: Sequence[int] = (256, 256),
-        activation: str = "relu",
-    ) -> None:
-        super().__init__()
-        _refuse_several_choices(action)
-        self.is_continuous = action.kind == "continuous"
-        num_numbers = action.sizes[0]
-        self.networks = EnsembleMLP(
-            size=2,
-            input_size=input_size + (num_numbers if self.is_continuous else 0),
-            hidden_sizes=hidden_sizes,
-            output_size=1 if self.is_continuous else num_numbers,
-            activation=activation,
-        )
+    def __init__(self, **network: Any) -> None:
+        super().__init__(**network)
+        inputs = self.input_size + (self.action_size if self.is_continuous else 0)
+        self.networks = self.ensemble(2, inputs=inputs, outputs=1 if self.is_continuous else self.action_size)
 
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
         """Values `[2, B]` of the actions taken: `[B, A]` in [-1, 1], or `[B]` choices."""
@@ -147,11 +150,3 @@ class Temperature(nn.Module):
         if mask is not None and self.follows_mask:
             target = self.target_fraction * mask.sum(dim=-1).float().log().mean()
         return self() * (entropy.detach() - target)
-
-
-def _refuse_several_choices(action: ActionSpec) -> None:
-    if action.kind == "multi_discrete":
-        raise ConfigError(
-            f"SAC answers with continuous actions or with one discrete choice; this environment wants "
-            f"{len(action.sizes)} choices at once. Use `algorithm: ppo`, or an environment with one choice."
-        )

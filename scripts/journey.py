@@ -6,7 +6,8 @@
 A journey has stations, functions that the batch or its makers pass in this order. A file counts, whole,
 
 - if it is on the call stack when a station is reached: the way from one to the next;
-- if it is a workflow, a component or a kernel of which a function is called on the way: the maths.
+- if it is a workflow, a component or a kernel of which a function is called on the way: the maths. (Not the door,
+  through which a formula's fast version is called, if there is one.)
 
 What runs while a module is imported does not count.
 """
@@ -39,6 +40,7 @@ DREAMER = [
     ),
     *("training.phases.prefill.duration_steps=64", "environment.num_envs=2"),
 ]
+DOOR = "rl_lab/kernels/door.py"  # the decorator: a reader of the formula need not open it
 MATHS = ("rl_lab/workflows/", "rl_lab/components/", "rl_lab/kernels/")
 TO_PPO = (  # module, function; the last one ends the journey when it is called
     *(
@@ -79,7 +81,7 @@ class Recorder:
         if event != "call" or not code.co_filename.startswith(PACKAGE) or code.co_name == "<module>":
             return
         file = Path(code.co_filename).relative_to(ROOT).as_posix()
-        if self.is_learning and file.startswith(MATHS):
+        if self.is_learning and file.startswith(MATHS) and file != DOOR:
             self.files[file] = None
         module, function = self.stations[0]
         if code.co_qualname != function or file != f"rl_lab/{module}.py":
@@ -98,7 +100,7 @@ def _stack(frame: FrameType, first: str | None) -> list[str]:
     found: list[str] = []
     caller: FrameType | None = frame
     while caller is not None:
-        if caller.f_code.co_filename.startswith(PACKAGE):
+        if caller.f_code.co_filename.startswith(PACKAGE) and not caller.f_code.co_filename.endswith("kernels/door.py"):
             found.append(Path(caller.f_code.co_filename).relative_to(ROOT).as_posix())
         if caller.f_code.co_qualname == first:
             break

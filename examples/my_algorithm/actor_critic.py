@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rl_lab.components.returns.statistics import mean, standardize
+from rl_lab.components.returns.returns import mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rl_lab.training.capture import is_capturing
+from rl_lab.training.clipping import clip_adaptively, divisor_to
 from rl_lab.training.laprop import LaProp
+from rl_lab.training.loss_scale import LossScale
 from rl_lab.training.schedules import Number, never_negative, parse_number, value_at
 from rl_lab.training.segments import Segments, SegmentsByMembers
 from rl_lab.training.update_rules import SGD, Adam, AdamW, RMSprop, UpdateRule
@@ -27,7 +29,6 @@ RULES: dict[str, type[UpdateRule]] = {
 Parameters = Mapping[str, nn.Module] | Iterable[nn.Module | Tensor]
 
 SMALL_MODEL_NUMBERS = 2**18  # below this, copying all gradients into one vector is the fastest way to their norm
-SMALLEST_PARAMETER_NORM = 1e-3  # adaptive clipping: lets parameters that start at zero move (Brock et al. 2021)
 
 
 class Optimizer:
@@ -216,59 +217,6 @@ class Optimizer:
             parameter.grad = None if waiting is None else torch.as_tensor(waiting).to(parameter.device).clone()
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.set_state(state["loss_scale"])
-
-
-class LossScale:
-    """fp16 only: keeps small gradients above fp16's floor by scaling the loss, halved when they overflow."""
-
-    grow_after = 2000  # changes without overflow, as in mixed-precision practice since 2018
-
-    def __init__(self) -> None:
-        self.value = 2.0**16
-        self.accepted = 0
-
-    def accepts(self, grad_norm: Tensor) -> bool:
-        """Whether the gradients are finite; adapts the scale. Reads the number, so it waits for the device."""
-        if not isfinite(grad_norm):
-            self.value, self.accepted = self.value * 0.5, 0
-            return False
-        self.accepted += 1
-        if self.accepted == self.grow_after:
-            self.value, self.accepted = self.value * 2.0, 0
-        return True
-
-    def get_state(self) -> StateTree:
-        return {"value": self.value, "accepted": self.accepted}
-
-    def set_state(self, state: StateTree) -> None:
-        self.value, self.accepted = float(state["value"]), int(state["accepted"])
-
-
-def divisor_to(limit: float, norm: Tensor) -> Tensor | None:
-    """What brings gradients of this norm down to `limit`; on a CPU, where nobody waits for it, None if nothing must."""
-    if norm.device.type == "cpu":
-        return None if float(norm) <= limit else norm / limit
-    return (norm / limit).clamp_(min=1.0)
-
-
-def clip_adaptively(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    clip: float,
-    segments: Segments | None = None,
-    norms: Tensor | None = None,
-) -> list[Tensor]:
-    """Each gradient's norm at most `clip` times its parameter's norm (AGC, one norm per tensor); in place, or with
-    `segments` in there. `norms` are those of the gradients, where somebody has them."""
-    with torch.no_grad():
-        sizes = torch.stack(torch._foreach_norm(parameters)).clamp_(min=SMALLEST_PARAMETER_NORM)
-        norms = (torch.stack(torch._foreach_norm(gradients)) if norms is None else norms).clamp(min=1e-6)
-        factors = (sizes * clip / norms).clamp_(max=1.0)
-        if segments is None:
-            torch._foreach_mul_(gradients, list(factors.unbind()))
-            return gradients
-        segments.take(gradients).mul_(segments.by_row(factors))
-        return segments.views
 
 
 def named_parameters(parameters: Parameters) -> dict[str, Tensor]:

@@ -14,8 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from rl_lab.components.returns.returns import lambda_return
-from rl_lab.components.returns.statistics import mean, standardize
+from rl_lab.components.returns.returns import lambda_return, mean, standardize
 from rl_lab.kernels.door import fast_path
 from rl_lab.training.schedules import Schedule, never_negative, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep

@@ -16,8 +16,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from rl_lab.components.returns.returns import episode_return, lambda_return
-from rl_lab.components.returns.statistics import mean, standardize
+from rl_lab.components.returns.returns import episode_return, lambda_return, mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_scales, named

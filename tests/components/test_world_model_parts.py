@@ -15,7 +15,7 @@ from rl_lab.components.heads.distributions import (
     SquashedGaussian,
     TruncatedGaussian,
 )
-from rl_lab.components.returns.return_scale import PercentileScale, percentile
+from rl_lab.components.returns.returns import PercentileScale, percentile
 from rl_lab.components.world_model.decoder import ObservationDecoder
 from rl_lab.components.world_model.encoder import WorldModelEncoder, convolution, stage_depths
 from rl_lab.components.world_model.heads import ContinueHead, LatentActor, Scalar, ScalarHead

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_lab.training.optimizer import Optimizer, clip_adaptively, named_parameters
+from rl_lab.training.clipping import clip_adaptively
+from rl_lab.training.optimizer import Optimizer, named_parameters
 from rl_lab.training.world import World
 from rl_lab.types import ConfigError, Progress
 from rl_lab.utils import tree

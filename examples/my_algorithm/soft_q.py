@@ -40,8 +40,9 @@ class SoftQ(Workflow):
     def __init__(
         self, *, discount: float = 0.99, temperature: float | Schedule = 0.1, target_rate: float = 0.01
     ) -> None:
-        if isinstance(temperature, float | int) and temperature <= 0:
-            raise ConfigError(f"algorithm.temperature is {temperature}: write a number above 0, such as 0.1.")
+        ends = (temperature.start, temperature.end) if isinstance(temperature, Schedule) else (temperature,)
+        if any(end is not None and end <= 0 for end in ends):
+            raise ConfigError("algorithm.temperature divides, so it may not be 0: write numbers above 0, such as 0.1.")
         self.discount = checked_fraction("discount", discount)
         self.temperature = temperature
         self.target_rate = target_rate

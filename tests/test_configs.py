@@ -13,7 +13,7 @@ import yaml
 
 from rl_lab.api import collect, train
 from rl_lab.config.compose import compose
-from rl_lab.config.construct import resolve_target
+from rl_lab.config.construct import parameters_of, resolve_target
 from rl_lab.config.experiments import list_experiments
 from rl_lab.config.explain import documented_keys
 from rl_lab.config.files import PACKAGE_CONFIGS
@@ -155,7 +155,7 @@ def test_every_target_resolves(file: Path) -> None:
 
 def settable(target: Any) -> set[str]:
     """What a config may set: the parameters that wiring does not fill in."""
-    parameters = inspect.signature(target).parameters
+    parameters, _ = parameters_of(target)
     names = set(parameters) - INJECTED
     return names | ({"input"} if "input_size" in parameters else set())
 

@@ -57,7 +57,7 @@ CASES = {
         "algorithm.value_clip_range=0.2",
         "algorithm.target_kl=0.5",
     ],
-    "reinforce": ["reinforce_cartpole", "training.phases.train.duration_cycles=12"],
+    "reinforce": ["reinforce_cartpole", "training.phases.train.duration_cycles=24"],
     "dqn": [
         *("dqn_cartpole", "q_values=expected", "algorithm.n_step=3", "algorithm.target_rate=0.005"),
         *("training.phases.train.updates_per_step=1.0", *DQN),
@@ -79,7 +79,7 @@ CASES = {
     "dreamer_v3_pixels": ["rl_lab/PixelCatch-v0:dreamer", *DREAMER],
     "planet": ["rl_lab/PointMass-v0:planet", *TINY_PLANET, *DREAMER[-6:]],
     "sac_pixels": ["sac_pixels", "buffers.replay.batch_size=16", *SAC],
-    "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=12"],
+    "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=24"],
 }
 
 
@@ -105,16 +105,29 @@ def fingerprint(case: str) -> dict[str, list[float]]:
         trained.close()
 
 
+def one_line_per_tensor(golden: dict[str, dict[str, list[float]]]) -> str:
+    """As JSON, sorted, so that a diff shows which tensors changed."""
+    cases = []
+    for case, numbers_by_name in sorted(golden.items()):
+        lines = [f"  {json.dumps(name)}: {json.dumps(numbers)}" for name, numbers in sorted(numbers_by_name.items())]
+        cases.append(f" {json.dumps(case)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(cases) + "\n}\n"
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_parameters_after_a_few_updates_are_the_golden_ones(case: str) -> None:
     found = fingerprint(case)
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if os.environ.get("RL_LAB_WRITE_GOLDEN") == "1":
-        GOLDEN.write_text(json.dumps({**golden, case: found}, indent=1, sort_keys=True) + "\n")
+        GOLDEN.write_text(one_line_per_tensor({**golden, case: found}))
         return
     assert found.keys() == golden[case].keys()
     for name, numbers in found.items():
         assert numbers == pytest.approx(golden[case][name], rel=2e-3, abs=2e-4), name
+
+
+def test_the_golden_file_is_as_the_writer_writes_it() -> None:
+    assert GOLDEN.read_text() == one_line_per_tensor(json.loads(GOLDEN.read_text()))
 
 
 def test_the_same_seed_gives_the_same_parameters_and_another_seed_others() -> None:

@@ -106,7 +106,7 @@ def test_sac_learns_continuous_actions() -> None:
 
 
 def test_sac_learns_choices_under_action_masks() -> None:
-    shared = [*FAST_SAC, "algorithm.discount=0.9", "components.temperature.target_share=0.2"]
+    shared = [*FAST_SAC, "algorithm.discount=0.9", "components.temperature.target_fraction=0.2"]
     assert score("rl_lab/MaskedChain-v0:sac", *shared, steps(2_500)) >= score_limit("rl_lab/MaskedChain-v0")
 
 

@@ -98,7 +98,7 @@ def check_python() -> Iterator[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, {platform.platform()}")
     if sys.dont_write_bytecode:
         cure = "unset PYTHONDONTWRITEBYTECODE: without bytecode every start imports torch about twice as slowly"
-        yield Finding("bytecode", "warn", "Python is told not to keep bytecode", cure)
+        yield Finding("bytecode", "warn", "Python is set to keep no bytecode", cure)
 
 
 def check_packages() -> Iterator[Finding]:

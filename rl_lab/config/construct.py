@@ -107,12 +107,7 @@ def call_checked(
     plugins: Sequence[str] = (),
 ) -> Any:
     """Call a class or function with settings, every one of them checked against its signature."""
-    parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(target).parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    }
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    parameters, hints = parameters_of(target)
     arguments = {name: value for name, value in (injected or {}).items() if name in parameters}
     settable = [name for name in parameters if name not in arguments]
     named = {key: size for key, size in PART_KEYS.items() if size in parameters}
@@ -134,6 +129,18 @@ def call_checked(
         wanted = next((key for key, size in named.items() if size == missing[0]), missing[0])
         raise ConfigError(f"{place} lacks '{wanted}', which {_name(target)} needs.")
     return target(**arguments)
+
+
+def parameters_of(target: Any) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    """Parameters and their types; of a class that passes `**keywords` on, its base's keywords as well."""
+    found = inspect.signature(target).parameters
+    parameters = {n: p for n, p in found.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    if inspect.isclass(target) and any(p.kind is p.VAR_KEYWORD for p in found.values()):
+        theirs, their_hints = parameters_of(target.__mro__[1])
+        parameters |= {n: p for n, p in theirs.items() if p.kind is p.KEYWORD_ONLY and n not in parameters}
+        hints = {**their_hints, **hints}
+    return parameters, hints
 
 
 def checked_value(value: Any, annotation: Any, *, place: str) -> Any:

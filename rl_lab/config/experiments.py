@@ -9,15 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rl_lab.config.files import (
-    PACKAGE_CONFIGS,
-    config_directories,
-    defaults_of,
-    experiment_files,
-    find,
-    read,
-    value_at,
-)
+from rl_lab.config.files import PACKAGE_CONFIGS, config_directories, defaults_of, experiment_files, find, read, value_at
 from rl_lab.config.groups import Groups
 from rl_lab.types import ConfigError, did_you_mean
 

@@ -53,7 +53,7 @@ def _ppo_loss(
     modules = _actor_and_critic(actor, critic) if features.dim() == 2 and learns_from(features) else None
     if modules is None:
         return NotImplemented
-    action, advantage, share = sample["action"].unsqueeze(1), sample["advantage"], 1.0 / len(features)
+    action, advantage, per_row = sample["action"].unsqueeze(1), sample["advantage"], 1.0 / len(features)
 
     def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, Tensor]:
         logits, value = outputs
@@ -61,13 +61,13 @@ def _ppo_loss(
         probs, log_prob = log_probs.exp(), log_probs.gather(1, action).squeeze(1)
         ratio = (log_prob - sample["log_prob"]).exp_()
         unclipped, clipped = ratio * advantage, ratio.clamp(1.0 - clip_range, 1.0 + clip_range).mul_(advantage)
-        pull = torch.where(unclipped <= clipped, unclipped, 0.0 * unclipped).mul_(-share).unsqueeze(1)
-        d_policy = (probs * -pull).scatter_add_(1, action, pull)
+        d_log_prob = torch.where(unclipped <= clipped, unclipped, 0.0 * unclipped).mul_(-per_row).unsqueeze(1)
+        d_policy = (probs * -d_log_prob).scatter_add_(1, action, d_log_prob)
         entropy = -(probs * log_probs).sum(dim=1, keepdim=True)
-        d_entropy = (log_probs + entropy).mul_(probs).mul_(share)
+        d_entropy = (log_probs + entropy).mul_(probs).mul_(per_row)
         error = value.squeeze(1) - sample["return"]
         terms = [-torch.minimum(unclipped, clipped).mean(), error.square().mean(), -entropy.mean()]
-        return terms, [[d_policy, None], [None, (error * (2.0 * share)).unsqueeze(1)], [d_entropy, None]], log_prob
+        return terms, [[d_policy, None], [None, (error * (2.0 * per_row)).unsqueeze(1)], [d_entropy, None]], log_prob
 
     (policy, value, entropy), log_prob = differentiate(modules, features, loss)
     return {"policy": policy, "value": value, "entropy": entropy, "log_prob": log_prob}
@@ -123,12 +123,12 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
         values = _q_values(outputs)
         error = values.gather(1, action).squeeze(1) - target
         cut = error if limit is None else error.clamp(-limit, limit)
-        pull = cut * (1.0 / len(error)) if weight is None else cut * weight * (1.0 / len(error))
-        d_values = torch.zeros_like(values).scatter_(1, action, pull.unsqueeze(1))
+        d_value = cut * (1.0 / len(error)) if weight is None else cut * weight * (1.0 / len(error))
+        d_values = torch.zeros_like(values).scatter_(1, action, d_value.unsqueeze(1))
         by_outputs: list[Tensor | None] = [d_values]
         if len(outputs) == 2:  # dueling: Q = V + A - mean A
-            by_outputs = [d_values - d_values.mean(dim=1, keepdim=True), pull.unsqueeze(1)]
-        return [torch.dot(pull, error - 0.5 * cut)], [by_outputs], (error.abs(), values.mean())
+            by_outputs = [d_values - d_values.mean(dim=1, keepdim=True), d_value.unsqueeze(1)]
+        return [torch.dot(d_value, error - 0.5 * cut)], [by_outputs], (error.abs(), values.mean())
 
     (value_loss,), (priority, value_mean) = differentiate(learning, batch[key][:, 0], loss)
     return LossOutput({"value": value_loss}, {"controller/value_mean": value_mean}, {"priority": priority})
@@ -143,7 +143,7 @@ def _q_values(outputs: list[Tensor]) -> Tensor:
 
 
 def _q_networks(head: Any) -> list[Networks] | None:
-    if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss"):
+    if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics"):
         return None
     found = [plain_mlp(network) for network in (head.advantage, head.value) if network is not None]
     return None if None in found else found  # type: ignore[return-value]
@@ -152,6 +152,7 @@ def _q_networks(head: Any) -> list[Networks] | None:
 def _observed_vector(workflow: Any, encoder: Any) -> str | None:
     """The one key of the observation that the networks read as it is; None where there is more to it."""
     is_ours = is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions")
+    is_ours = is_ours and not workflow.observation_normalizer.keys
     is_ours = is_ours and is_unchanged(encoder, "rl_lab.components.networks.encoders:ObservationEncoder", "forward")
     return encoder.plain_key if is_ours and not encoder.has_layers else None
 
@@ -160,7 +161,10 @@ DQN_LOSS = FastPath(
     _dqn_loss,
     (
         "rl_lab.workflows.dqn:DQN.loss",
-        *(f"{_HEADS}q_values:{name}" for name in ("ActionNetwork.forward", "QValues.values", "QValues.loss")),
+        *(
+            f"{_HEADS}q_values:{name}"
+            for name in ("ActionNetwork.forward", "QValues.values", "QValues.loss", "QValues.metrics")
+        ),
         "rl_lab.components.networks.encoders:ObservationEncoder.forward",
         "rl_lab.training.target_network:TargetNetwork.forward",
         _MLP,
@@ -197,7 +201,7 @@ def _policy_loss(
     critics = _critics(critic) if learns_from(features) and not features.requires_grad else None
     is_ours = is_unchanged(actor, f"{_SOFT}SoftActor", "forward") and actor.is_continuous
     networks = plain_ensemble(actor.network) if is_ours else None
-    if critics is None or networks is None:
+    if critics is None or networks is None or critic.target_subset is not None:
         return NotImplemented
     rows, (lowest, highest) = len(features), actor.log_std_bounds
 
@@ -228,7 +232,7 @@ def _policy_loss(
 
 def _critics(critic: Any) -> Networks | None:
     """Critics of continuous actions."""
-    is_ours = is_unchanged(critic, f"{_SOFT}TwinCritic", "forward", "expect") and critic.is_continuous
+    is_ours = is_unchanged(critic, f"{_SOFT}TwinCritic", "forward", "expect", "combine") and critic.is_continuous
     return plain_ensemble(critic.networks) if is_ours else None
 
 
@@ -237,7 +241,10 @@ SAC_POLICY_LOSS = FastPath(
     _policy_loss,
     (
         "rl_lab.workflows.sac:policy_loss",
-        *(f"{_SOFT}{name}" for name in ("SoftActor.forward", "TwinCritic.forward", "TwinCritic.expect")),
+        *(
+            f"{_SOFT}{name}"
+            for name in ("SoftActor.forward", "TwinCritic.forward", "TwinCritic.expect", "TwinCritic.combine")
+        ),
         f"{_HEADS}distributions:SquashedGaussian.rsample_with_log_prob",
         _ENSEMBLE,
     ),

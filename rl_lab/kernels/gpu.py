@@ -209,12 +209,12 @@ IMAGE_ERROR = FastPath(
 
 LAPROP = FastPath(
     run=kernel("laprop:change"),
-    fits=lambda rule, parameters, gradients, state, count, learning_rate, divisor: (
-        on_gpu(parameters[0])
-        and isinstance(count, list)
+    fits=lambda rule, members, learning_rate, divisor: (
+        on_gpu(members.parameters[0])
+        and isinstance(members.count, list)
         and rule.gradients_stay
         and not rule.weight_decay
-        and find("rl_lab.kernels.triton.laprop:table_of")(rule, parameters, gradients, state) is not None
+        and find("rl_lab.kernels.triton.laprop:table_of")(rule, members) is not None
     ),
     formulas=("rl_lab.training.laprop:LaProp.change",),
 )

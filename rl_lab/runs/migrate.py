@@ -46,6 +46,7 @@ RENAMED_KEYS = {  # of version 1: keys of our own classes -> their names in vers
     "dynamics_share": "dynamics_fraction",
     "minimum_deviation": "minimum_std",
     "maximum_deviation": "maximum_std",
+    "target_share": "target_fraction",
 }
 
 

@@ -129,8 +129,8 @@ class CapturedMethod:
         key = (tuple(batch), tuple(numbers), shapes, tuple(sorted(choices.items())))
         recording = self.recordings.get(key)
         if recording is None and len(self.recordings) == MOST_RECORDINGS:
-            told = ({name: value.to(self.device) for name, value in each.items()} for each in (batch, numbers))
-            return self._pack(self.method(*told, **choices)).copied()
+            inputs = ({name: value.to(self.device) for name, value in each.items()} for each in (batch, numbers))
+            return self._pack(self.method(*inputs, **choices)).copied()
         if recording is None:
             recording = self.recordings[key] = self._begin(batch, numbers, choices)
         with torch.no_grad():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.kernels.door import fast_path
-from rl_lab.training.update_rules import UpdateRule
+from rl_lab.training.update_rules import Members, UpdateRule
 
 
 class LaProp(UpdateRule):
@@ -24,26 +24,19 @@ class LaProp(UpdateRule):
     slots = ("mean", "mean_square")
 
     @fast_path("rl_lab.kernels.gpu:LAPROP")
-    def change(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        state: dict[str, list[Tensor]],
-        count: int | list[Tensor],
-        learning_rate: float | Tensor,
-        divisor: Tensor | None,
-    ) -> None:
+    def change(self, members: Members, learning_rate: float | Tensor, divisor: Tensor | None) -> None:
+        parameters, gradients, count = members.parameters, members.gradients, members.count
+        mean, mean_square = members.state["mean"], members.state["mean_square"]
+        beta1, beta2 = self.betas
         if divisor is not None:
             torch._foreach_div_(gradients, divisor)
-        beta1, beta2 = self.betas
-        mean, mean_square = state["mean"], state["mean_square"]
         torch._foreach_mul_(mean_square, beta2)
         torch._foreach_addcmul_(mean_square, gradients, gradients, value=1.0 - beta2)
-        spread = torch._foreach_sqrt(mean_square)
-        torch._foreach_div_(spread, _per_tensor(_unbiased(beta2, count) ** 0.5))
-        torch._foreach_add_(spread, self.epsilon)
+        denominator = torch._foreach_sqrt(mean_square)
+        torch._foreach_div_(denominator, _per_tensor(_unbiased(beta2, count) ** 0.5))
+        torch._foreach_add_(denominator, self.epsilon)
         torch._foreach_mul_(mean, beta1)
-        torch._foreach_addcdiv_(mean, gradients, spread, value=1.0 - beta1)
+        torch._foreach_addcdiv_(mean, gradients, denominator, value=1.0 - beta1)
         if self.weight_decay:
             torch._foreach_mul_(parameters, 1.0 - learning_rate * self.weight_decay)
         rate = _per_tensor(learning_rate / _unbiased(beta1, count))

@@ -99,7 +99,7 @@ class Optimizer:
         )
         self._is_small = sum(parameter.numel() for parameter in self.parameters) <= SMALL_MODEL_NUMBERS
         self._members = _members_by_module(list(named))
-        self._room = SegmentsByMembers()
+        self._scratch = SegmentsByMembers()
 
     def step(self, loss: Tensor, progress: Progress | None = None) -> Metrics:
         """One gradient step (with `accumulate` > 1: a part of one; then metrics come with the last part).
@@ -182,8 +182,8 @@ class Optimizer:
         return metrics
 
     def _segments(self, parameters: list[Tensor]) -> Segments | None:
-        """On a GPU: room to clip these gradients in a few launches."""
-        return self._room.of(parameters) if self.rule.is_static else None
+        """On a GPU: scratch space to clip these gradients in a few launches."""
+        return self._scratch.of(parameters) if self.rule.is_static else None
 
     def _norm(self, gradients: list[Tensor]) -> Tensor:
         if self._is_small:

@@ -64,12 +64,12 @@ class Schedule:
             return self.start * amount / self.warmup
         if self.end is None or self.kind == "constant":
             return self.start
-        share = min((amount - self.warmup) / (self.over - self.warmup), 1.0)
+        fraction = min((amount - self.warmup) / (self.over - self.warmup), 1.0)
         if self.kind == "linear":
-            return self.start + (self.end - self.start) * share
+            return self.start + (self.end - self.start) * fraction
         if self.kind == "cosine":
-            return self.end + (self.start - self.end) * 0.5 * (1.0 + math.cos(math.pi * share))
-        return self.start * (self.end / self.start) ** share
+            return self.end + (self.start - self.end) * 0.5 * (1.0 + math.cos(math.pi * fraction))
+        return self.start * (self.end / self.start) ** fraction
 
 
 Number = float | Schedule

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rl_lab.training.segments import SegmentsByMembers
 from rl_lab.types import RunError, StateTree, did_you_mean
+
+
+@dataclass(slots=True)
+class Members:
+    """The parameters that one change is for, with their gradients and the tensors of each slot."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    state: dict[str, list[Tensor]]
+    count: int | list[Tensor]  # how often they were changed, this time included; a static rule has one per parameter
 
 
 class UpdateRule(ABC):
@@ -49,7 +59,6 @@ class UpdateRule(ABC):
         self.is_static = self.parameters[0].device.type == "cuda" if is_static is None else is_static
         self._counts = [0] * len(self.names)
         self._count_tensors: list[Tensor] = []  # static: one number each, all in one vector
-        self._room = SegmentsByMembers()  # static: for rules that scale each tensor by a number of its own
         with torch.no_grad():
             if self.is_static:
                 self._count_tensors = list(torch.zeros(len(self.names), device=self.parameters[0].device).unbind())
@@ -67,48 +76,45 @@ class UpdateRule(ABC):
         counts = self._counts
         with torch.no_grad():
             if self.is_static:
-                members = [index for index, gradient in enumerate(gradients) if gradient is not None]
-                moved = [self._count_tensors[index] for index in members]
+                indices = [index for index, gradient in enumerate(gradients) if gradient is not None]
+                moved = [self._count_tensors[index] for index in indices]
                 torch._foreach_add_(moved, 1.0)
-                self._change_members(members, gradients, moved, learning_rate, divisor)
+                self.change(self._members(indices, gradients, moved), learning_rate, divisor)
             elif counts.count(counts[0]) == len(counts) and not [1 for gradient in gradients if gradient is None]:
                 self._counts = [counts[0] + 1] * len(counts)
-                self.change(self.parameters, gradients, self.state, self._counts[0], learning_rate, divisor)  # type: ignore[arg-type]
+                members = Members(self.parameters, gradients, self.state, self._counts[0])  # type: ignore[arg-type]
+                self.change(members, learning_rate, divisor)
             else:
-                members_by_count: dict[int, list[int]] = {}
+                indices_by_count: dict[int, list[int]] = {}
                 for index, gradient in enumerate(gradients):
                     if gradient is not None:
                         counts[index] += 1
-                        members_by_count.setdefault(counts[index], []).append(index)
-                for count, members in members_by_count.items():
-                    self._change_members(members, gradients, count, learning_rate, divisor)
+                        indices_by_count.setdefault(counts[index], []).append(index)
+                for count, indices in indices_by_count.items():
+                    self.change(self._members(indices, gradients, count), learning_rate, divisor)
 
-    def _change_members(
-        self,
-        members: list[int],
-        gradients: Sequence[Tensor | None],
-        count: int | list[Tensor],
-        learning_rate: float | Tensor,
-        divisor: Tensor | None,
-    ) -> None:
-        state = {slot: [tensors[index] for index in members] for slot, tensors in self.state.items()}
-        chosen = [gradient for index in members if (gradient := gradients[index]) is not None]
-        self.change([self.parameters[index] for index in members], chosen, state, count, learning_rate, divisor)
+    def _members(self, indices: list[int], gradients: Sequence[Tensor | None], count: int | list[Tensor]) -> Members:
+        return Members(
+            [self.parameters[index] for index in indices],
+            [gradient for index in indices if (gradient := gradients[index]) is not None],
+            {slot: [tensors[index] for index in indices] for slot, tensors in self.state.items()},
+            count,
+        )
 
     @abstractmethod
-    def change(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        state: dict[str, list[Tensor]],
-        count: int | list[Tensor],
-        learning_rate: float | Tensor,
-        divisor: Tensor | None,
-    ) -> None:
-        """In place, the `count`-th change of these parameters. Gradients may be used as scratch space.
+    def change(self, members: Members, learning_rate: float | Tensor, divisor: Tensor | None) -> None:
+        """Change these parameters in place; gradients are divided by `divisor` and may be used as scratch space.
 
-        A static rule gets one count per parameter and the learning rate as tensors.
+        A static rule gets the learning rate as a tensor.
         """
+
+    def decayed(self, members: Members, divisor: Tensor | None) -> list[Tensor]:
+        """In place, the gradients divided by `divisor`, with weight decay added to them."""
+        if divisor is not None:
+            torch._foreach_div_(members.gradients, divisor)
+        if self.weight_decay:
+            torch._foreach_add_(members.gradients, members.parameters, alpha=self.weight_decay)
+        return members.gradients
 
     def get_state(self) -> StateTree:
         """Counts and slots by parameter name: plain data."""
@@ -140,42 +146,19 @@ class Adam(UpdateRule):
     slots = ("mean", "mean_square")
     kernel = staticmethod(torch._fused_adam_)  # type: ignore[attr-defined]
 
-    def __init__(
-        self,
-        parameters: dict[str, Tensor],
-        *,
-        epsilon: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        momentum: float,
-        is_static: bool | None = None,
-    ) -> None:
-        super().__init__(
-            parameters,
-            epsilon=epsilon,
-            betas=betas,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            is_static=is_static,
-        )
+    def __init__(self, parameters: dict[str, Tensor], **settings: Any) -> None:
+        super().__init__(parameters, **settings)
         self._count_tensor = torch.zeros((), device=self.parameters[0].device)  # the kernel wants it on its device
 
-    def change(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        state: dict[str, list[Tensor]],
-        count: int | list[Tensor],
-        learning_rate: float | Tensor,
-        divisor: Tensor | None,
-    ) -> None:
+    def change(self, members: Members, learning_rate: float | Tensor, divisor: Tensor | None) -> None:
+        count = members.count
         self.kernel(
-            parameters,
-            gradients,
-            state["mean"],
-            state["mean_square"],
+            members.parameters,
+            members.gradients,
+            members.state["mean"],
+            members.state["mean_square"],
             [],
-            count if isinstance(count, list) else [self._count_tensor.fill_(count)] * len(parameters),
+            count if isinstance(count, list) else [self._count_tensor.fill_(count)] * len(members.parameters),
             lr=learning_rate,  # type: ignore[arg-type]
             beta1=self.betas[0],
             beta2=self.betas[1],
@@ -198,32 +181,21 @@ class RMSprop(UpdateRule):
 
     slots = ("mean_square", "velocity")
 
-    def change(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        state: dict[str, list[Tensor]],
-        count: int | list[Tensor],
-        learning_rate: float | Tensor,
-        divisor: Tensor | None,
-    ) -> None:
-        if divisor is not None:
-            torch._foreach_div_(gradients, divisor)
-        if self.weight_decay:
-            torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
-        mean_square = state["mean_square"]
+    def change(self, members: Members, learning_rate: float | Tensor, divisor: Tensor | None) -> None:
+        gradients, mean_square = self.decayed(members, divisor), members.state["mean_square"]
         torch._foreach_mul_(mean_square, self.betas[1])
         torch._foreach_addcmul_(mean_square, gradients, gradients, value=1.0 - self.betas[1])
-        spread = torch._foreach_sqrt(mean_square)
-        torch._foreach_add_(spread, self.epsilon)
+        denominator = torch._foreach_sqrt(mean_square)
+        torch._foreach_add_(denominator, self.epsilon)
         if self.momentum:
-            torch._foreach_mul_(state["velocity"], self.momentum)
-            torch._foreach_addcdiv_(state["velocity"], gradients, spread)
-            descend(parameters, state["velocity"], learning_rate)
+            velocity = members.state["velocity"]
+            torch._foreach_mul_(velocity, self.momentum)
+            torch._foreach_addcdiv_(velocity, gradients, denominator)
+            descend(members.parameters, velocity, learning_rate)
         elif isinstance(learning_rate, Tensor):
-            descend(parameters, list(torch._foreach_div(gradients, spread)), learning_rate)
+            descend(members.parameters, list(torch._foreach_div(gradients, denominator)), learning_rate)
         else:
-            torch._foreach_addcdiv_(parameters, gradients, spread, value=-learning_rate)
+            torch._foreach_addcdiv_(members.parameters, gradients, denominator, value=-learning_rate)
 
 
 class SGD(UpdateRule):
@@ -231,24 +203,12 @@ class SGD(UpdateRule):
 
     slots = ("velocity",)
 
-    def change(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        state: dict[str, list[Tensor]],
-        count: int | list[Tensor],
-        learning_rate: float | Tensor,
-        divisor: Tensor | None,
-    ) -> None:
-        if divisor is not None:
-            torch._foreach_div_(gradients, divisor)
-        if self.weight_decay:
-            torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
+    def change(self, members: Members, learning_rate: float | Tensor, divisor: Tensor | None) -> None:
+        gradients, velocity = self.decayed(members, divisor), members.state["velocity"]
         if self.momentum:
-            torch._foreach_mul_(state["velocity"], self.momentum)
-            torch._foreach_add_(state["velocity"], gradients)
-            gradients = state["velocity"]
-        descend(parameters, gradients, learning_rate)
+            torch._foreach_mul_(velocity, self.momentum)
+            torch._foreach_add_(velocity, gradients)
+        descend(members.parameters, velocity if self.momentum else gradients, learning_rate)
 
 
 def descend(parameters: list[Tensor], changes: list[Tensor], learning_rate: float | Tensor) -> None:

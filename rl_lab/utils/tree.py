@@ -59,11 +59,6 @@ def tensors_to_numpy(tree: Any) -> Any:
     return map_leaves(lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
-def flatten_time(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`[B, T, ...]` to `[B*T, ...]` for every key."""
-    return {key: value.flatten(0, 1) for key, value in batch.items()}
-
-
 def equal(left: Any, right: Any) -> bool:
     """Bit-for-bit equality of two trees; NaN equals NaN."""
     left_leaves, right_leaves = list(leaves_with_paths(left)), list(leaves_with_paths(right))

@@ -62,8 +62,8 @@ class Bandit(Workflow):
         if self._tally is None:
             return result
         pulls, best, regret = self._tally.unbind()
-        judged = {"collect/optimal_arm_rate": best / pulls, "collect/regret_mean": regret / pulls}
-        return replace(result, metrics={**result.metrics, **judged})
+        quality = {"collect/optimal_arm_rate": best / pulls, "collect/regret_mean": regret / pulls}
+        return replace(result, metrics={**result.metrics, **quality})
 
     def _count(self, time_step: TimeStep, arm: Tensor) -> None:
         """Add this row's pulls; an is_last row's answer pulls nothing."""

@@ -6,6 +6,7 @@ arXiv:1710.02298) adds to it, each by a switch of its own:
     dueling        components.q_values.dueling   state value and advantages apart
     distributional q_values=categorical          the distribution of returns (C51); q_values=quantile: its quantiles
     prioritised    replay=prioritized            surprising transitions more often, with weights that undo the bias
+    noisy          components.q_values.noisy     learnt noise in the weights explores (write algorithm.epsilon: 0.0)
 
 One update, for a batch of transitions (s, a, r_1 … r_n, s_n) from replay:
 
@@ -20,22 +21,15 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from rl_lab.components.heads.q_values import of_action
 from rl_lab.components.heads.tables import allowed_values
+from rl_lab.components.networks.noisy import without_noise
+from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.components.returns.transitions import transition_and_following
 from rl_lab.kernels.door import fast_path
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.training.target_network import TargetNetwork
-from rl_lab.types import (
-    Batch,
-    CollectResult,
-    ConfigError,
-    LossOutput,
-    Metrics,
-    Phase,
-    PolicyStep,
-    Progress,
-    TimeStep,
-)
+from rl_lab.types import Batch, CollectResult, ConfigError, LossOutput, Metrics, Phase, PolicyStep, Progress, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_fractions, named
 from rl_lab.workflows.context import WorkflowContext
 
@@ -53,17 +47,13 @@ class Head(Protocol):
         """That output to expected returns `[..., A]`."""
 
     def loss(
-        self,
-        output: Tensor,
-        action: Tensor,
-        *,
-        reward: Tensor,
-        discount: Tensor,
-        next_output: Tensor,
-        next_action: Tensor,
-        weight: Tensor | None = None,
+        self, predicted: Tensor, following: Tensor, *, reward: Tensor, discount: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean loss of transitions to `reward + discount * next`, and how wrong each was `[B]`."""
+        """Mean loss of `predicted` against `reward + discount * following`, the outputs of one action each, and how
+        wrong each was `[B]`."""
+
+    def metrics(self, following: Tensor, *, reward: Tensor, discount: Tensor) -> Metrics:
+        """What is worth logging about these targets."""
 
 
 class DQN(Workflow):
@@ -101,6 +91,8 @@ class DQN(Workflow):
         encoder: Any = context.components.require("encoder", Encoder)
         head: Any = context.components.require("q_values", Head)
         self.head: Head = head
+        normalizer = context.components.optional("observation_normalizer")  # none in older runs
+        self.observation_normalizer = normalizer or ObservationNormalizer(observation={})
         self.network = nn.Sequential(encoder, head)
         self.target = TargetNetwork(self.network, rate=self.target_rate, every=self.target_every)
         context.components.add("target", self.target)
@@ -112,13 +104,22 @@ class DQN(Workflow):
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         mask = time_step.observation.get("action_mask")
-        values = self.head.values(self.network(time_step.observation))
-        best = allowed_values(values, mask).argmax(-1)
+        if mode == "train":
+            self.count_in_statistics(time_step)
+        observation = self.observation_normalizer(time_step.observation)
         if mode == "eval":
-            return PolicyStep(best)
+            with without_noise(self.network):
+                values = self.head.values(self.network(observation))
+            return PolicyStep(allowed_values(values, mask).argmax(-1))
+        values = self.head.values(self.network(observation))
+        best = allowed_values(values, mask).argmax(-1)
         anything = allowed_values(torch.rand_like(values), mask).argmax(-1)  # the largest of equal chances
         explores = torch.rand(len(best), device=best.device) < self._acting_epsilon
         return PolicyStep(torch.where(explores, anything, best))
+
+    def count_in_statistics(self, time_step: TimeStep) -> None:
+        """Each row counts once in the normaliser's statistics, when it is first seen, whoever acts."""
+        self.observation_normalizer.update(time_step.observation)
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         self._acting_epsilon = value_at(self.epsilon, phase.progress)
@@ -147,7 +148,8 @@ class DQN(Workflow):
     @fast_path("rl_lab.kernels.cpu_losses:DQN_LOSS")
     def loss(self, batch: Batch) -> LossOutput:
         transition, following = self.transitions(batch)
-        output = self.network({key: batch[key][:, 0] for key in self.observation_keys}).float()
+        now = self.observation_normalizer({key: batch[key][:, 0] for key in self.observation_keys})
+        output = self.network(now).float()
 
         # The target: the online network (double) or the target network itself chooses, the target network values it.
         next_output = self.target(following).float()  # its parameters want no gradient, so it leaves no graph
@@ -155,20 +157,17 @@ class DQN(Workflow):
             chooser = self.network(following).float() if self.double else next_output
             next_action = allowed_values(self.head.values(chooser), following.get("action_mask")).argmax(-1)
 
-        loss, priority = self.head.loss(
-            output,
-            batch["action"][:, 0],
-            reward=transition["reward"],
-            discount=transition["discount"],
-            next_output=next_output,
-            next_action=next_action,
-            weight=batch.get("weight"),  # prioritised replay gives one
-        )
-        value_mean = self.head.values(output.detach()).mean()
-        return LossOutput({"value": loss}, {"controller/value_mean": value_mean}, {"priority": priority})
+        following_output = of_action(next_output, next_action)
+        target = {"reward": transition["reward"], "discount": transition["discount"]}
+        weight = batch.get("weight")  # prioritised replay gives one
+        predicted = of_action(output, batch["action"][:, 0])
+        loss, priority = self.head.loss(predicted, following_output, **target, weight=weight)
+        metrics = {"controller/value_mean": self.head.values(output.detach()).mean()}
+        metrics |= self.head.metrics(following_output, **target)
+        return LossOutput({"value": loss}, metrics, {"priority": priority})
 
     def transitions(self, batch: Batch) -> tuple[Batch, Batch]:
-        """Reward and discount of each transition, and the observation `[B, ...]` it led to.
+        """Reward and discount of each transition, and the normalised observation `[B, ...]` it led to.
 
         row t      0        1        …    n
         n = 1      s, a     r, s'                    replay starts nowhere an episode ends, so row 1 always follows
@@ -176,4 +175,5 @@ class DQN(Workflow):
         """
         if self.reward_clip is not None:
             batch = {**batch, "reward": batch["reward"].clamp(-self.reward_clip, self.reward_clip)}
-        return transition_and_following(batch, self.discount, self.observation_keys)
+        transition, following = transition_and_following(batch, self.discount, self.observation_keys)
+        return transition, self.observation_normalizer(following)

@@ -61,6 +61,11 @@ class LatentStateWorkflow(WorldModelWorkflow):
         self.dynamics: Dynamics = context.components.require("dynamics", Dynamics)
         self.decoder: Decoder = context.components.require("decoder", Decoder)
         self.reward_head: Network = context.components.require("reward_head", Network)
+        self.model_parts: dict[str, Any] = {
+            "dynamics": self.dynamics,
+            "decoder": self.decoder,
+            "reward_head": self.reward_head,
+        }
         self.row_keys = (*context.spec.observation, "action", "reward", "is_first", "is_last", "is_terminal")
         kept = self.dynamics.pack(self.dynamics.initial_state(1, context.runtime.device))
         self.extra_bytes_per_row = sum(value.nbytes for value in kept.values())

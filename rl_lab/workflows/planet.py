@@ -100,15 +100,7 @@ class PlaNet(LatentStateWorkflow):
         rows, before = self.dynamics.begin(batch)
         with self.context.runtime.autocast():
             state, posterior = self.observe_rows(rows, before)
-            loss = world_model_loss(
-                rows,
-                state,
-                posterior,
-                dynamics=self.dynamics,
-                decoder=self.decoder,
-                reward_head=self.reward_head,
-                free_nats=self.free_nats,
-            )
+            loss = world_model_loss(rows, state, posterior, **self.model_parts, free_nats=self.free_nats)
         total = torch.stack([term * numbers[name] for name, term in loss.terms.items()]).sum()
         outputs = loss.metrics | {f"loss/{name}": term.detach() for name, term in loss.terms.items()}
         outputs["priority"] = self.priority(loss, numbers)

@@ -8,7 +8,14 @@ import math
 import pytest
 import torch
 
-from rl_lab.components.networks.cnn import DreamerCNN, ImpalaCNN, NatureCNN, SmallCNN, make_image_network
+from rl_lab.components.networks.cnn import (
+    DreamerCNN,
+    ImageNetwork,
+    ImpalaCNN,
+    NatureCNN,
+    SmallCNN,
+    make_image_network,
+)
 from rl_lab.components.networks.mlp import MLP, linear
 from rl_lab.types import ConfigError
 
@@ -73,7 +80,7 @@ def test_a_loaded_and_a_moved_mlp_read_the_new_weights() -> None:
     ("kind", "size"),
     [(NatureCNN, 84), (NatureCNN, 36), (ImpalaCNN, 64), (ImpalaCNN, 16), (SmallCNN, 16), (SmallCNN, 7)],
 )
-def test_image_networks_accept_their_sizes(kind: type[NatureCNN] | type[ImpalaCNN], size: int) -> None:
+def test_image_networks_accept_their_sizes(kind: type[ImageNetwork], size: int) -> None:
     network = kind(image_shape=(size, size, 3), image_features=10)
     features = network(torch.rand(2, 3, size, size))
     assert features.shape == (2, 10)
@@ -113,9 +120,9 @@ def test_impossible_hidden_sizes_are_refused(sizes: tuple[int, ...]) -> None:
 
 
 def test_the_dreamer_network_halves_four_times_and_refuses_small_images() -> None:
-    network = DreamerCNN(image_shape=(64, 64, 3), image_features=10, depth=4)
+    network = DreamerCNN(image_shape=(64, 64, 3), image_features=10)
     assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
-    assert network.projection.in_features == 8 * 4 * 2 * 2  # 64 -> 31 -> 14 -> 6 -> 2
+    assert network.projection.in_features == 8 * 32 * 2 * 2  # 64 -> 31 -> 14 -> 6 -> 2
     DreamerCNN(image_shape=(46, 46, 1))
     with pytest.raises(ConfigError, match="image_network 'dreamer' needs images of at least 46x46 pixels"):
         DreamerCNN(image_shape=(45, 64, 3))

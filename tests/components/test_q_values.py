@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.components.heads.q_values import ActionNetwork, CategoricalQ, QuantileQ, QValues, of_action
+from rl_lab.components.networks.noisy import without_noise
 from rl_lab.types import ActionSpec, ConfigError
 
 THREE = ActionSpec("discrete", (3,))
@@ -27,6 +28,12 @@ def no_discount(count: int) -> dict[str, Tensor]:
     return {"discount": torch.zeros(count), "next_action": torch.zeros(count, dtype=torch.int64)}
 
 
+def loss_of(
+    q_values: Any, output: Tensor, action: Tensor, *, next_output: Tensor, next_action: Tensor, **transition: Any
+) -> tuple[Tensor, Tensor]:
+    return q_values.loss(of_action(output, action), of_action(next_output, next_action), **transition)
+
+
 # --- every head --------------------------------------------------------------------------------
 
 
@@ -41,7 +48,9 @@ def test_values_have_one_number_per_action_whatever_the_leading_axes(kind: type[
 
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("kind", HEADS)
-def test_learning_in_one_node_gives_the_outputs_and_gradients_of_layer_by_layer(kind: type[Any], dueling: bool) -> None:
+def test_learning_with_fused_layers_gives_the_outputs_and_gradients_of_layer_by_layer(
+    kind: type[Any], dueling: bool
+) -> None:
     """64 rows are fused, fewer are not: the same numbers either way."""
     q_values = head(kind, dueling=dueling)
     features = torch.randn(64, 4)
@@ -59,7 +68,8 @@ def test_each_transition_has_a_priority_and_only_the_loss_teaches(kind: type[Any
     q_values = head(kind)
     output, following = q_values(torch.randn(6, 4)), q_values(torch.randn(6, 4)).detach()
     action = torch.arange(6) % 3
-    loss, priority = q_values.loss(
+    loss, priority = loss_of(
+        q_values,
         output,
         action,
         reward=torch.randn(6),
@@ -84,9 +94,7 @@ def test_of_action_picks_one_action_of_each_row() -> None:
 @pytest.mark.parametrize("numbers", [1, 5])
 def test_dueling_adds_the_state_value_to_advantages_without_their_mean(numbers: int) -> None:
     torch.manual_seed(0)
-    network = ActionNetwork(
-        input_size=4, action=THREE, numbers_per_action=numbers, hidden_sizes=[8], activation="relu", dueling=True
-    )
+    network = ActionNetwork(numbers, input_size=4, action=THREE, hidden_sizes=[8], dueling=True)
     features = torch.randn(7, 4)
     output = network(features).reshape(7, 3, numbers)
     assert network.value is not None
@@ -113,7 +121,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 2.0])], ids=["unweighted", "weighted"])
 @pytest.mark.parametrize(
-    ("threshold", "losses", "slopes"),
+    ("threshold", "losses", "gradients"),
     [
         (None, [0.5, 4.5], [-1.0, 3.0]),
         (1.0, [0.5, 3.0 - 0.5], [-1.0, 1.0]),
@@ -121,15 +129,15 @@ ERRORS = {
     ],
 )
 def test_the_error_of_expected_values_by_hand(
-    threshold: float | None, losses: list[float], slopes: list[float], weight: Tensor | None
+    threshold: float | None, losses: list[float], gradients: list[float], weight: Tensor | None
 ) -> None:
     output = ERRORS["output"].clone().requires_grad_()
-    loss, priority = head(QValues, huber_threshold=threshold).loss(**{**ERRORS, "output": output}, weight=weight)
+    loss, priority = loss_of(head(QValues, huber_threshold=threshold), **{**ERRORS, "output": output}, weight=weight)
     first, second = (1.0, 1.0) if weight is None else weight.tolist()
     assert loss.item() == pytest.approx((first * losses[0] + second * losses[1]) / 2)
     assert priority.tolist() == [1.0, 3.0]
     (3.0 * loss).backward()
-    expected = [[0.0, 1.5 * first * slopes[0], 0.0], [1.5 * second * slopes[1], 0.0, 0.0]]
+    expected = [[0.0, 1.5 * first * gradients[0], 0.0], [1.5 * second * gradients[1], 0.0, 0.0]]
     assert output.grad is not None and output.grad.tolist() == expected
 
 
@@ -139,9 +147,11 @@ def test_weights_scale_the_loss_of_each_transition(kind: type[Any]) -> None:
     output = q_values(torch.randn(2, 4)).detach()
     action = torch.tensor([0, 1])
     target = {"reward": torch.tensor([1.0, 2.0]), "next_output": torch.zeros_like(output), **no_discount(2)}
-    weighted, _ = q_values.loss(output, action, **target, weight=torch.tensor([0.5, 2.0]))
+    weighted, _ = loss_of(q_values, output, action, **target, weight=torch.tensor([0.5, 2.0]))
     alone = [
-        float(q_values.loss(output[i : i + 1], action[i : i + 1], **{k: v[i : i + 1] for k, v in target.items()})[0])
+        float(
+            loss_of(q_values, output[i : i + 1], action[i : i + 1], **{k: v[i : i + 1] for k, v in target.items()})[0]
+        )
         for i in range(2)
     ]
     assert weighted.item() == pytest.approx((0.5 * alone[0] + 2.0 * alone[1]) / 2)
@@ -195,7 +205,7 @@ def test_the_categorical_loss_is_the_cross_entropy_and_the_priority_is_0_where_n
     output = torch.tensor([[[0.0, 0.0, -1e9]] * 3, [[0.0, 0.0, 0.0]] * 3])  # (1/2, 1/2, 0) and (1/3, 1/3, 1/3)
     zeros = torch.zeros(2, dtype=torch.int64)
     target = {"reward": torch.tensor([0.5, 0.5]), "next_output": torch.zeros(2, 3, 3), **no_discount(2)}
-    loss, priority = q_values.loss(output, zeros, **target)  # the target is (1/2, 1/2, 0) for both
+    loss, priority = loss_of(q_values, output, zeros, **target)  # the target is (1/2, 1/2, 0) for both
     assert loss.item() == pytest.approx((-half + math.log(3)) / 2)
     assert priority.tolist() == pytest.approx([0.0, math.log(3) + half], abs=1e-6)
 
@@ -216,7 +226,8 @@ def test_the_quantile_huber_loss_by_hand() -> None:
     prediction 1 (3/4): error -0.5, below: 1/4 * 0.125; error 2: 3/4 * 1.5   -> mean (0.03125 + 1.125) / 2
     """
     q_values = head(QuantileQ, num_quantiles=2)
-    loss, priority = q_values.loss(
+    loss, priority = loss_of(
+        q_values,
         torch.tensor([[[0.0, 1.0], [7.0, 7.0], [7.0, 7.0]]]),
         torch.tensor([0]),
         reward=torch.tensor([0.5]),
@@ -232,7 +243,7 @@ def test_the_quantile_threshold_divides_the_error_as_in_the_paper() -> None:
     """An error of 3 beyond a threshold of 2: 2 * (3 - 1) = 4, over the threshold 2."""
     q_values = head(QuantileQ, num_quantiles=2, huber_threshold=2.0)
     transition = {"reward": torch.tensor([3.0]), "next_output": torch.zeros(1, 3, 2), **no_discount(1)}
-    loss, _ = q_values.loss(torch.zeros(1, 3, 2), torch.tensor([0]), **transition)
+    loss, _ = loss_of(q_values, torch.zeros(1, 3, 2), torch.tensor([0]), **transition)
     assert loss.item() == (0.25 + 0.75) * 2.0
 
 
@@ -245,7 +256,7 @@ def test_learning_by_quantiles_finds_the_quantiles_of_a_distribution() -> None:
     for _ in range(600):
         output = quantiles.expand(10, 3, 5)
         transition = {"reward": reward, "next_output": torch.zeros(10, 3, 5), **no_discount(10)}
-        loss, _ = q_values.loss(output, torch.zeros(10, dtype=torch.int64), **transition)
+        loss, _ = loss_of(q_values, output, torch.zeros(10, dtype=torch.int64), **transition)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -291,3 +302,27 @@ def test_other_actions_are_refused_with_the_algorithm_to_use(kind: type[Any], ac
 def test_impossible_settings_are_refused(kind: type[Any], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         head(kind, **settings)
+
+
+def test_the_fraction_of_a_target_outside_the_support_by_hand() -> None:
+    """Atoms 0, 1, 2, equally likely. Row 0: 1 + atoms, so 3 is outside. Row 1: -5 alone. Row 2: nothing moves."""
+    net = head(CategoricalQ, num_atoms=3, lowest=0.0, highest=2.0)
+    transition = {"reward": torch.tensor([1.0, -5.0, 0.0]), "discount": torch.tensor([1.0, 0.0, 1.0])}
+    found = net.metrics(torch.zeros(3, 3), **transition)
+    assert float(found["train/clipped_target_fraction"]) == pytest.approx((1 / 3 + 1 + 0) / 3)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_noisy_values_differ_from_call_to_call_and_evaluations_use_the_means(kind: type[Any]) -> None:
+    torch.manual_seed(0)
+    net, features = head(kind, noisy=True, dueling=True), torch.randn(5, 4)
+    assert not torch.equal(net(features), net(features))
+    with without_noise(net):
+        quiet = net(features)
+        assert torch.equal(net(features), quiet)
+    torch.manual_seed(1)
+    first = net(features)
+    torch.manual_seed(1)
+    assert torch.equal(net(features), first), "all noise is from torch's generator"
+    mean = torch.stack([net(features) for _ in range(4000)]).mean(0)
+    assert torch.allclose(mean, quiet, atol=0.2)

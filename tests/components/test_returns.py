@@ -45,29 +45,11 @@ def test_lambda_return_of_mixed_ends_by_hand() -> None:
     assert on(MIXED, rc.lambda_return, discount=0.5, lambda_=0.5) == [10.25, 17.0, 17.75, 5.0, 47.0]
 
 
-def test_advantage_of_mixed_ends_by_hand() -> None:
-    expected = [0.25, -3.0, -22.25, -45.0, -23.0]
-    assert on(MIXED, rc.generalized_advantage, discount=0.5, lambda_=0.5) == expected
-
-
-def test_discounted_return_of_mixed_ends_by_hand() -> None:
-    # R1 = 2 + .5*30 = 17;  R0 = 1 + .5*17 = 9.5;  R4 = 5;  R3 = 4 + .5*5 = 6.5;  R6 = 7 + .5*80 = 47
-    assert on(MIXED, rc.discounted_return, discount=0.5) == [9.5, 17.0, 6.5, 5.0, 47.0]
-
-
-def test_one_step_return_asks_the_critic_at_once() -> None:
-    # R0 = 1 + .5*20;  R1 = 2 + .5*30;  R3 = 4 + .5*50;  R4 = 5;  R6 = 7 + .5*80
-    assert on(MIXED, rc.n_step_return, discount=0.5, n=1) == [11.0, 17.0, 29.0, 5.0, 47.0]
+def test_lambda_0_asks_the_critic_at_once_and_lambda_1_only_at_the_end() -> None:
+    # lambda 0:  R0 = 1 + .5*20;  R1 = 2 + .5*30;  R3 = 4 + .5*50;  R4 = 5;  R6 = 7 + .5*80
     assert on(MIXED, rc.lambda_return, discount=0.5, lambda_=0.0) == [11.0, 17.0, 29.0, 5.0, 47.0]
-
-
-def test_two_step_return_stops_at_the_end_of_an_episode() -> None:
-    # R0 = 1 + .5*(2 + .5*30) = 9.5;  R1 ends after one;  R3 = 4 + .5*5;  R6 has only one row left
-    assert on(MIXED, rc.n_step_return, discount=0.5, n=2) == [9.5, 17.0, 6.5, 5.0, 47.0]
-
-
-def test_many_steps_equal_the_discounted_return() -> None:
-    assert on(MIXED, rc.n_step_return, discount=0.5, n=50) == on(MIXED, rc.discounted_return, discount=0.5)
+    # lambda 1:  R1 = 2 + .5*30 = 17;  R0 = 1 + .5*17 = 9.5;  R4 = 5;  R3 = 4 + .5*5 = 6.5;  R6 = 7 + .5*80 = 47
+    assert on(MIXED, rc.lambda_return, discount=0.5, lambda_=1.0) == [9.5, 17.0, 6.5, 5.0, 47.0]
 
 
 def test_reward_to_go_never_crosses_a_reset() -> None:
@@ -112,21 +94,6 @@ def naive_lambda_return(env: dict[str, list[float]], discount: float, lambda_: f
     return returns
 
 
-def naive_n_step(env: dict[str, list[float]], discount: float, n: int) -> list[float]:
-    length = len(env["reward"]) - 1
-    returns = []
-    for start in range(length):
-        total, weight, t = 0.0, 1.0, start
-        while True:
-            t += 1
-            total += weight * env["reward"][t]
-            weight *= discount * (0.0 if env["is_terminal"][t] else 1.0)
-            if env["is_last"][t] or t == length or t - start == n:
-                break
-        returns.append(total + weight * env["value"][t])
-    return returns
-
-
 @st.composite
 def rollouts(draw: st.DrawFn) -> list[dict[str, list[float]]]:
     length, batch = draw(st.integers(2, 12)), draw(st.integers(1, 3))
@@ -159,19 +126,15 @@ def columns_of(envs: list[dict[str, list[float]]]) -> tuple[Tensor, Tensor, Tens
 
 
 @settings(max_examples=100, deadline=None)
-@given(envs=rollouts(), discount=st.floats(0, 1), lambda_=st.floats(0, 1), n=st.integers(1, 14))
+@given(envs=rollouts(), discount=st.floats(0, 1), lambda_=st.floats(0, 1))
 def test_returns_equal_a_walk_over_each_episode(
-    envs: list[dict[str, list[float]]], discount: float, lambda_: float, n: int
+    envs: list[dict[str, list[float]]], discount: float, lambda_: float
 ) -> None:
     columns = columns_of(envs)
     acted = ~columns[2][:, :-1]
     returns = rc.lambda_return(*columns, discount=discount, lambda_=lambda_)
     walked = torch.tensor([naive_lambda_return(env, discount, lambda_) for env in envs], dtype=torch.float64)
     torch.testing.assert_close(returns[acted], walked[acted])
-    advantage = rc.generalized_advantage(*columns, discount=discount, lambda_=lambda_)
-    assert torch.equal(advantage, returns - columns[1][:, :-1])
-    stepped = torch.tensor([naive_n_step(env, discount, n) for env in envs], dtype=torch.float64)
-    torch.testing.assert_close(rc.n_step_return(*columns, discount=discount, n=n)[acted], stepped[acted])
 
 
 @pytest.mark.parametrize("length", [2, 3, 33, 129, 1000])

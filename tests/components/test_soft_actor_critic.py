@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -145,13 +146,13 @@ def test_the_temperature_moves_against_the_entropy_it_finds(entropy: float, sign
 
 def test_target_entropies() -> None:
     assert Temperature(action=CONTINUOUS).target_entropy == -2.0
-    assert Temperature(action=DISCRETE, target_share=0.5).target_entropy == pytest.approx(0.5 * math.log(3))
+    assert Temperature(action=DISCRETE, target_fraction=0.5).target_entropy == pytest.approx(0.5 * math.log(3))
     assert Temperature(action=DISCRETE, target_entropy=0.3).target_entropy == 0.3
 
 
 def test_a_mask_lowers_the_target_to_what_is_allowed() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    model = Temperature(action=DISCRETE, target_share=0.5)
+    model = Temperature(action=DISCRETE, target_fraction=0.5)
     expected = 0.25 - 0.5 * (math.log(2) + math.log(1)) / 2
     assert float(model.loss(torch.tensor(0.25), mask)) == pytest.approx(expected)
     fixed = Temperature(action=DISCRETE, target_entropy=0.1)
@@ -195,8 +196,8 @@ def test_impossible_settings_are_refused() -> None:
         SoftActor(input_size=4, action=CONTINUOUS, log_std_bounds=(2.0, -5.0))
     with pytest.raises(ConfigError, match="temperature: initial is 0.0; allowed is a finite number above 0"):
         Temperature(action=CONTINUOUS, initial=0.0)
-    with pytest.raises(ConfigError, match="temperature: target_share is 1.5; allowed is above 0, up to 1"):
-        Temperature(action=DISCRETE, target_share=1.5)
+    with pytest.raises(ConfigError, match="temperature: target_fraction is 1.5; allowed is above 0, up to 1"):
+        Temperature(action=DISCRETE, target_fraction=1.5)
     for value in (math.nan, math.inf):
         with pytest.raises(ConfigError, match=f"temperature: target_entropy is {value}; allowed is a finite number of"):
             Temperature(action=CONTINUOUS, target_entropy=value)
@@ -208,3 +209,30 @@ def test_impossible_settings_are_refused() -> None:
         RandomShift(observation={"image": ArraySpec((9, 9, 1), "uint8")}, pixels=0)
     with pytest.raises(ConfigError, match="random shift: no observation is an image; there are v"):
         RandomShift(observation={"v": ArraySpec((2,), "float32")})
+
+
+# --- more critics than two ---
+
+
+def test_targets_take_the_least_of_a_random_subset_and_policies_the_mean() -> None:
+    critic = TwinCritic(input_size=3, action=ActionSpec("continuous", (2,)), num_critics=3, target_subset=2)
+    values = torch.tensor([[1.0], [2.0], [3.0]])
+    assert critic.combine(values, is_target=False).tolist() == [2.0]
+    torch.manual_seed(0)
+    found = [critic.combine(values, is_target=True).item() for _ in range(300)]
+    assert found.count(1.0) + found.count(2.0) == 300 and 170 < found.count(1.0) < 230  # two pairs of three hold the 1
+    critic.target_subset = None
+    assert critic.combine(values, is_target=True).tolist() == critic.combine(values, is_target=False).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_critics": 0}, "num_critics is 0; write a whole number of at least 1"),
+        ({"target_subset": 3}, r"target_subset is 3; write a whole number from 1 to num_critics \(2\)"),
+        ({"norm": "batch"}, "ensemble norm: 'batch' is not known; allowed: none, layer"),
+    ],
+)
+def test_impossible_critics_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TwinCritic(input_size=3, action=ActionSpec("continuous", (2,)), **settings)

@@ -91,7 +91,7 @@ def test_a_table_too_large_is_refused() -> None:
 def test_unknown_and_missing_keys_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no observation 'discreet'; it has discrete\. Did you mean 'discrete'"):
         ValueTable(observation=FIVE_STATES, action=TWO_ACTIONS, keys=["discreet"])
-    with pytest.raises(ConfigError, match=r"components\.table\.keys is empty: name at least one"):
+    with pytest.raises(ConfigError, match=r"components\.table\.keys: no observation is left to look at"):
         ValueTable(observation=FIVE_STATES, action=TWO_ACTIONS, keys=[])
 
 

@@ -215,6 +215,24 @@ def test_dataclasses_and_functions_are_schemas_too() -> None:
         call_checked(function, {"count": 2, "other": 3}, place="f")
 
 
+def test_keywords_passed_on_to_the_base_are_settings_too() -> None:
+    class Base:
+        def __init__(self, numbers: int, /, *, width: int, name: str = "x") -> None:
+            self.found = (numbers, width, name)
+
+    class Special(Base):
+        def __init__(self, *, count: int = 2, **keywords: Any) -> None:
+            super().__init__(count, **keywords)
+
+    assert call_checked(Special, {"width": 3, "count": 1}, place="x").found == (1, 3, "x")
+    with pytest.raises(ConfigError, match=r"x lacks 'width', which Special needs"):
+        call_checked(Special, {}, place="x")
+    with pytest.raises(ConfigError, match=r"x\.numbers is not a setting of Special\..* Allowed: count, width, name\."):
+        call_checked(Special, {"width": 3, "numbers": 4}, place="x")
+    with pytest.raises(ConfigError, match=r"x\.width"):
+        call_checked(Special, {"width": "wide"}, place="x")
+
+
 # --- sizes and other parts ---------------------------------------------------------------------
 
 

@@ -336,7 +336,7 @@ def test_headless_settings_are_made_only_without_a_display(monkeypatch: pytest.M
 
 def test_spaces_of_masks_and_discrete_observations_reach_the_spec() -> None:
     spec = make_environment(id="rl_lab/MaskedChain-v0").spec
-    assert spec.has_action_mask and spec.observation["place"].shape == (6,)
+    assert "action_mask" in spec.observation and spec.observation["place"].shape == (6,)
     assert isinstance(gym.make("rl_lab/MultiTarget-v0").action_space, spaces.MultiDiscrete)
 
 

@@ -18,6 +18,7 @@ from rl_lab.components.networks.encoders import ObservationEncoder
 from rl_lab.components.networks.ensemble import EnsembleMLP
 from rl_lab.components.networks.memory import GRUMemory
 from rl_lab.components.networks.mlp import MLP
+from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.kernels import door
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import ActionSpec, ArraySpec
@@ -67,7 +68,13 @@ def ppo(inputs: Inputs) -> Call:
 
 
 def dqn(
-    *, double: bool = True, huber: float | None = 1.0, dueling: bool = False, weighted: bool = False, n_step: int = 1
+    *,
+    double: bool = True,
+    huber: float | None = 1.0,
+    dueling: bool = False,
+    weighted: bool = False,
+    n_step: int = 1,
+    normalizer: str = "off",
 ):
     def make(inputs: Inputs) -> Call:
         spec = {"vector": ArraySpec((5,), "float32")}
@@ -82,6 +89,7 @@ def dqn(
             for parameter in workflow.target.parameters():
                 parameter.mul_(0.9)
         workflow.observation_keys = ("vector",)
+        workflow.observation_normalizer = ObservationNormalizer(observation=spec, mode=normalizer)
         batch = {
             "vector": inputs.normal(n_step + 1, 5),
             "action": inputs.integers(4, n_step + 1),
@@ -97,9 +105,9 @@ def dqn(
     return make
 
 
-def sac_critic(*, weighted: bool) -> Callable[[Inputs], Call]:
+def sac_critic(*, weighted: bool, **settings: Any) -> Callable[[Inputs], Call]:
     def make(inputs: Inputs) -> Call:
-        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8)))
+        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8), **settings))
         weight = inputs.uniform() if weighted else None
         features = inputs.normal(5, requires_grad=True)
         args = (critic, features, inputs.uniform(3) * 2 - 1, inputs.normal(), weight)
@@ -108,12 +116,12 @@ def sac_critic(*, weighted: bool) -> Callable[[Inputs], Call]:
     return make
 
 
-def sac_policy(*, chosen: int | None = None) -> Callable[[Inputs], Call]:
+def sac_policy(*, chosen: int | None = None, **settings: Any) -> Callable[[Inputs], Call]:
     """`chosen`: how many rows take the second critic's value."""
 
     def make(inputs: Inputs) -> Call:
         actor = seeded(lambda: SoftActor(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8)))
-        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8)))
+        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8), **settings))
         features = inputs.normal(5)
         if chosen is not None:
             with torch.no_grad():  # the second critic is the lesser one only where the first feature is large
@@ -213,6 +221,25 @@ def test_what_the_fast_ppo_loss_does_not_know_runs_as_it_is_written(change: Call
     check(f"{LOSSES}PPO_LOSS", other, Variant(), is_used=False)
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_critic_known", "is_policy_known"),
+    [
+        ({"num_critics": 3}, True, True),
+        ({"num_critics": 3, "target_subset": 2}, True, False),
+        ({"norm": "layer"}, False, False),
+    ],
+)
+def test_what_the_fast_sac_losses_know_of_critics(
+    settings: dict[str, Any], is_critic_known: bool, is_policy_known: bool
+) -> None:
+    check(f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=False, **settings), Variant(), is_used=is_critic_known)
+    check(f"{LOSSES}SAC_POLICY_LOSS", sac_policy(**settings), Variant(), is_used=is_policy_known)
+
+
+def test_the_fast_dqn_loss_does_not_know_normalised_observations() -> None:
+    check(f"{LOSSES}DQN_LOSS", dqn(normalizer="rolling"), Variant(), is_used=False)
+
+
 def test_hooks_and_other_activations_are_respected() -> None:
     network = MLP(input_size=5, hidden_sizes=(8,), output_size=2)
     features, seen = torch.randn(64, 5), []
@@ -224,6 +251,7 @@ def test_hooks_and_other_activations_are_respected() -> None:
     other(features)
     normed = MLP(input_size=5, hidden_sizes=(8,), output_size=2, norm="layer")
     normed(features)
+    MLP(input_size=5, hidden_sizes=(8,), output_size=2, noisy=True)(features)
     assert not door.in_use()
 
 

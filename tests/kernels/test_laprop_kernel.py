@@ -16,6 +16,7 @@ from rl_lab.kernels import door, gpu  # noqa: E402
 from rl_lab.kernels.triton import laprop  # noqa: E402
 from rl_lab.kernels.triton.laprop import PIECE  # noqa: E402
 from rl_lab.training.laprop import LaProp  # noqa: E402
+from rl_lab.training.update_rules import Members  # noqa: E402
 
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 # within a piece, beyond one, a single number, exactly one, a convolution's
@@ -61,7 +62,8 @@ def test_three_changes_equal_those_of_the_formula(monkeypatch: pytest.MonkeyPatc
 
 def table_of(lists: list[list[torch.Tensor]]) -> laprop.Table | None:
     parameters, gradients, means, squares = lists
-    return laprop.table_of(make_rule(0), parameters, gradients, {"mean": means, "mean_square": squares})
+    state = {"mean": means, "mean_square": squares}
+    return laprop.table_of(make_rule(0), Members(parameters, gradients, state, count=1))
 
 
 def test_a_tensor_of_another_kind_gets_no_table() -> None:

@@ -14,13 +14,7 @@ from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.view import RunView
 from rl_lab.metrics.writers import Row
 from rl_lab.types import ConfigError
-from rl_lab.utils.formatting import (
-    change_arrow,
-    format_duration,
-    format_number,
-    proportional_widths,
-    sparkline,
-)
+from rl_lab.utils.formatting import change_arrow, format_duration, format_number, proportional_widths, sparkline
 from rl_lab.utils.tree import equal
 
 

@@ -159,3 +159,8 @@ def test_old_keys_of_our_own_classes_are_renamed_and_those_of_others_stay() -> N
     migrated = migrate_config({"controllers": {"actor": actor, "other": foreign}}, 1)["controllers"]
     assert migrated["actor"] == {"_target_": "rl_lab.components.world_model.heads.LatentActor", "minimum_std": 0.1}
     assert migrated["other"] == foreign
+    temperature = {"_target_": "rl_lab.components.soft_actor_critic.Temperature", "target_share": 0.2}
+    assert migrate_config({"temperature": temperature}, 1)["temperature"] == {
+        "_target_": "rl_lab.components.heads.soft_actor_critic.Temperature",
+        "target_fraction": 0.2,
+    }

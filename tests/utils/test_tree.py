@@ -5,15 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rl_lab.utils.tree import (
-    equal,
-    flatten_time,
-    leaves_with_paths,
-    map_leaves,
-    numpy_to_tensors,
-    stack,
-    tensors_to_numpy,
-)
+from rl_lab.utils.tree import equal, leaves_with_paths, map_leaves, numpy_to_tensors, stack, tensors_to_numpy
 
 TREE = {"a": [1, (2, 3)], "b": {"c": None, "d": 4}}
 
@@ -52,12 +44,6 @@ def test_tensors_become_numpy_again() -> None:
     tree = {"a": np.arange(3.0), "b": [np.array([True]), 1, None]}
     assert equal(tensors_to_numpy(numpy_to_tensors(tree)), tree)
     assert isinstance(tensors_to_numpy({"a": torch.zeros(2)})["a"], np.ndarray)
-
-
-def test_flatten_time_joins_the_two_leading_axes() -> None:
-    flat = flatten_time({"x": torch.arange(12).reshape(2, 3, 2)})
-    assert flat["x"].shape == (6, 2)
-    assert flat["x"][3].tolist() == [6, 7]
 
 
 def test_equal_means_the_same_bits() -> None:

@@ -148,7 +148,8 @@ def test_the_statistics_after_a_few_pulls_are_the_golden_ones(strategy: str) -> 
     """Sum and sum of squares of all that was learnt: a refactor that changes no maths changes neither."""
     trained = finished(f"bandit_{strategy}", *SMALL, *length(6), "evaluation.final_episodes=0")
     leaves: list[torch.Tensor] = []
-    map_leaves(lambda leaf: leaves.append(leaf.double()), trained.collector.get_state()["policy_state"]["statistics"])
+    statistics = trained.targets["collector"].get_state()["policy_state"]["statistics"]
+    map_leaves(lambda leaf: leaves.append(leaf.double()), statistics)
     trained.close()
     found = [sum(float(leaf.sum()) for leaf in leaves), sum(float(leaf.square().sum()) for leaf in leaves)]
     assert found == pytest.approx(GOLDEN[strategy], rel=1e-4)

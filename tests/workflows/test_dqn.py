@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.heads.q_values import QValues
 from rl_lab.config.compose import compose
+from rl_lab.config.construct import parameters_of
 from rl_lab.experiment.build import build, check
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.schedules import Schedule
@@ -318,6 +318,34 @@ def test_every_switch_goes_with_every_head(
     assert type(run.orchestrator.buffers["replay"]).__name__.startswith("Prioritized") == (replay == "prioritized")
 
 
+@pytest.mark.parametrize("q_values", HEADS)
+def test_noisy_layers_learn_with_every_head_and_evaluate_without_noise(q_values: str) -> None:
+    run = trained("CartPole-v1:dqn", "components.q_values.noisy=true", "algorithm.epsilon=0.0", f"q_values={q_values}")
+    workflow = run.agent.workflow
+    layer = workflow.head.advantage.hidden[0]
+    assert float(layer.weight_std.detach().std()) > 0, "the std is learnt: it started the same everywhere"
+    no = torch.zeros(64, dtype=torch.bool)
+    step = TimeStep({"vector": torch.randn(64, 4)}, torch.zeros(64), no, no, no)
+    key = next(iter(workflow.context.spec.observation))
+    step = replace(step, observation={key: step.observation["vector"]})
+    answers = [workflow.act(step, None, mode="eval").action for _ in range(5)]
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
+    assert layer.is_noisy
+
+
+def test_observations_are_normalised_by_everything_collected() -> None:
+    run = trained("CartPole-v1:dqn", "components.observation_normalizer.mode=rolling")
+    workflow, batch = run.agent.workflow, run.orchestrator.buffers["replay"].sample(None)
+    moments = workflow.observation_normalizer.scales[0].moments
+    assert float(moments.count) > 0
+    key = next(iter(workflow.context.spec.observation))
+    read: list[Tensor] = []
+    workflow.network[0].register_forward_hook(lambda module, inputs, output: read.append(inputs[0][key]))
+    workflow.loss(batch)
+    expected = workflow.observation_normalizer({key: batch[key][:, 0]})[key]
+    assert torch.equal(read[0], expected) and not torch.equal(read[0], batch[key][:, 0])
+
+
 def test_prioritised_replay_learns_the_priorities_of_the_batch() -> None:
     run = trained("CartPole-v1:dqn", "replay=prioritized")
     masses = run.orchestrator.buffers["replay"]._priorities.tree.leaves
@@ -337,7 +365,7 @@ def test_every_option_of_a_head_can_be_overridden(file: str) -> None:
     config = compose("CartPole-v1:dqn", [f"q_values={file}"])
     block = config["components"]["q_values"]
     target = type(build_head(config))
-    offered = set(inspect.signature(target).parameters) - {"action", "input_size"} | {"input"}
+    offered = set(parameters_of(target)[0]) - {"action", "input_size"} | {"input"}
     assert block.keys() - {"_target_"} == offered
 
 

@@ -22,7 +22,7 @@ from rl_lab.types import ActionSpec, Batch, ConfigError
 
 class EpsilonGreedy:
     """The best arm so far, and with probability `epsilon` any arm. Estimates are means of the rewards, or with
-    `step_size` running means that follow arms that change. A high `initial_value` makes it try every arm early."""
+    `step_size` running means, for arms that change. A high `initial_value` makes it try every arm early."""
 
     def __init__(
         self, *, action: ActionSpec, epsilon: float = 0.1, step_size: float | None = None, initial_value: float = 0.0
@@ -30,7 +30,7 @@ class EpsilonGreedy:
         self.num_arms = _num_arms(action)
         if not 0.0 <= epsilon <= 1.0:
             raise ConfigError(f"components.strategy.epsilon is {epsilon}: write a number from 0 to 1.")
-        if step_size is not None and not 0.0 < step_size <= 1.0:  # beyond 1 estimates leave what they follow behind
+        if step_size is not None and not 0.0 < step_size <= 1.0:  # beyond 1 estimates overshoot the rewards
             raise ConfigError(
                 f"components.strategy.step_size is {step_size}: write a number above 0 and at most 1, or null for "
                 "means of all rewards."
@@ -56,7 +56,23 @@ class EpsilonGreedy:
         return draw(epsilon_greedy(statistics["value"], self.epsilon))
 
 
-class UCB:
+class RewardSums:
+    """Strategies whose statistics are how often each arm was pulled, and the sum of its rewards."""
+
+    num_arms: int
+
+    def initial(self, num_bandits: int, *, device: torch.device) -> Batch:
+        return {name: torch.zeros(num_bandits, self.num_arms, device=device) for name in ("pulls", "reward_sum")}
+
+    def learn(self, statistics: Batch, arm: Tensor, reward: Tensor) -> Batch:
+        pulled = one_hot(arm, self.num_arms)
+        return {
+            "pulls": statistics["pulls"] + pulled,
+            "reward_sum": statistics["reward_sum"] + pulled * reward.unsqueeze(1),
+        }
+
+
+class UCB(RewardSums):
     """UCB1: the arm whose value could be highest, mean + confidence * sqrt(ln t / n), untried arms first. The
     square root of two is the paper's confidence for rewards in [0, 1]."""
 
@@ -64,12 +80,6 @@ class UCB:
         self.num_arms = _num_arms(action)
         _above_zero("confidence", confidence)
         self.confidence = confidence
-
-    def initial(self, num_bandits: int, *, device: torch.device) -> Batch:
-        return _no_rewards(num_bandits, self.num_arms, device)
-
-    def learn(self, statistics: Batch, arm: Tensor, reward: Tensor) -> Batch:
-        return _with_reward(statistics, arm, reward)
 
     def index(self, statistics: Batch) -> Tensor:
         """`[N, A]`; infinite where an arm was never pulled."""
@@ -115,9 +125,9 @@ class GradientBandit:
         return draw(statistics["preference"].softmax(1))
 
 
-class GaussianThompson:
-    """The best arm of one draw from what is believed: normal rewards of known deviation `reward_std`, and for each
-    arm's mean a normal belief that starts at `prior_mean` with deviation `prior_std`."""
+class GaussianThompson(RewardSums):
+    """Thompson sampling: the best arm of one draw from the posterior. Rewards are normal with a known std
+    `reward_std`; each arm's mean has a normal prior with mean `prior_mean` and std `prior_std`."""
 
     def __init__(
         self, *, action: ActionSpec, prior_mean: float = 0.0, prior_std: float = 1.0, reward_std: float = 1.0
@@ -128,27 +138,21 @@ class GaussianThompson:
         _finite("prior_mean", prior_mean)
         self.prior_mean, self.prior_std, self.reward_std = prior_mean, prior_std, reward_std
 
-    def initial(self, num_bandits: int, *, device: torch.device) -> Batch:
-        return _no_rewards(num_bandits, self.num_arms, device)
-
-    def learn(self, statistics: Batch, arm: Tensor, reward: Tensor) -> Batch:
-        return _with_reward(statistics, arm, reward)
-
     def posterior(self, statistics: Batch) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of the belief about every arm, `[N, A]`."""
+        """Mean and std of the posterior of every arm, `[N, A]`."""
         prior, noise = self.prior_std**-2, self.reward_std**-2
         precision = prior + statistics["pulls"] * noise
         mean = (prior * self.prior_mean + noise * statistics["reward_sum"]) / precision
         return mean, precision.rsqrt()
 
     def choose(self, statistics: Batch) -> Tensor:
-        mean, deviation = self.posterior(statistics)
-        return (mean + deviation * torch.randn_like(mean)).argmax(1)
+        mean, std = self.posterior(statistics)
+        return (mean + std * torch.randn_like(mean)).argmax(1)
 
 
-class BernoulliThompson:
-    """The best arm of one draw from what is believed: rewards of 0 or 1, and for each arm's chance a Beta belief
-    that starts as if `prior_successes` and `prior_failures` had been seen."""
+class BernoulliThompson(RewardSums):
+    """Thompson sampling: the best arm of one draw from the posterior. Rewards are 0 or 1; each arm's chance has the
+    prior Beta(`prior_successes`, `prior_failures`)."""
 
     def __init__(self, *, action: ActionSpec, prior_successes: float = 1.0, prior_failures: float = 1.0) -> None:
         self.num_arms = _num_arms(action)
@@ -156,32 +160,14 @@ class BernoulliThompson:
         _above_zero("prior_failures", prior_failures)
         self.prior_successes, self.prior_failures = prior_successes, prior_failures
 
-    def initial(self, num_bandits: int, *, device: torch.device) -> Batch:
-        return _no_rewards(num_bandits, self.num_arms, device)
-
-    def learn(self, statistics: Batch, arm: Tensor, reward: Tensor) -> Batch:
-        return _with_reward(statistics, arm, reward)
-
     def posterior(self, statistics: Batch) -> tuple[Tensor, Tensor]:
-        """Both parameters of the Beta belief about every arm, `[N, A]`."""
+        """Both parameters of the Beta posterior of every arm, `[N, A]`."""
         successes = statistics["reward_sum"]
         failures = (statistics["pulls"] - successes).clamp(min=0.0)
         return self.prior_successes + successes, self.prior_failures + failures
 
     def choose(self, statistics: Batch) -> Tensor:
         return torch.distributions.Beta(*self.posterior(statistics), validate_args=False).sample().argmax(1)
-
-
-def _no_rewards(num_bandits: int, num_arms: int, device: torch.device) -> Batch:
-    return {name: torch.zeros(num_bandits, num_arms, device=device) for name in ("pulls", "reward_sum")}
-
-
-def _with_reward(statistics: Batch, arm: Tensor, reward: Tensor) -> Batch:
-    pulled = one_hot(arm, statistics["pulls"].shape[1])
-    return {
-        "pulls": statistics["pulls"] + pulled,
-        "reward_sum": statistics["reward_sum"] + pulled * reward.unsqueeze(1),
-    }
 
 
 def _num_arms(action: ActionSpec) -> int:

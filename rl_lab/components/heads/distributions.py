@@ -134,9 +134,9 @@ class DiagonalGaussian:
 
     def kl(self, other: DiagonalGaussian) -> Tensor:
         """KL(self || other) `[...]`."""
-        spread = torch.exp(2.0 * (self.log_std - other.log_std))
+        variance_ratio = torch.exp(2.0 * (self.log_std - other.log_std))
         distance = ((self.mean - other.mean) * torch.exp(-other.log_std)).square()
-        return (0.5 * (spread + distance - 1.0) + other.log_std - self.log_std).sum(dim=-1)
+        return (0.5 * (variance_ratio + distance - 1.0) + other.log_std - self.log_std).sum(dim=-1)
 
 
 class SquashedGaussian:
@@ -232,9 +232,9 @@ class TruncatedGaussian:
         return self.base.log_prob(action) - self.mass.log().sum(dim=-1)
 
     def entropy(self) -> Tensor:
-        """Nats `[...]`: a normal's, of the share that is left, and what the two cut ends take away."""
-        lean = (self.low * _density(self.low) - self.high * _density(self.high)) / (2.0 * self.mass)
-        return self.base.entropy() + (self.mass.log() + lean).sum(dim=-1)
+        """Nats `[...]`: of the whole normal, corrected for the mass that is left and for the two ends that are cut."""
+        correction = (self.low * _density(self.low) - self.high * _density(self.high)) / (2.0 * self.mass)
+        return self.base.entropy() + (self.mass.log() + correction).sum(dim=-1)
 
 
 def log_tanh_derivative(unsquashed: Tensor) -> Tensor:

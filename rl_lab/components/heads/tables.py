@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, did_you_mean
+from rl_lab.components.networks.encoders import selected_observation
+from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError
 
-NOT_A_STATE = ("action_mask",)  # tells what is allowed here, which the rest of the observation already implies
 MAX_ENTRIES = 50_000_000  # 200 MB of float32; a larger table would be visited too rarely to learn anything
 INSTEAD = "Learn with a network instead, for example `rl-lab train ID:ppo`."
 
@@ -34,7 +34,15 @@ class ValueTable(nn.Module):
         keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        specs = _discrete(observation, keys)
+        specs = selected_observation(observation, keys, place="components.table.keys")
+        for key, spec in specs.items():
+            if not spec.is_discrete:
+                discrete = [name for name, other in observation.items() if other.is_discrete]
+                hint = f" Or name only discrete ones: components.table.keys=[{','.join(discrete)}]." if discrete else ""
+                raise ConfigError(
+                    f"components.table: a table needs discrete observations, and '{key}' is {spec.dtype} of shape "
+                    f"{spec.shape}. {INSTEAD}{hint}"
+                )
         if action.kind != "discrete":
             raise ConfigError(
                 f"components.table: a table needs one discrete action, and this environment's is {action.kind} with "
@@ -104,25 +112,3 @@ def epsilon_greedy(values: Tensor, epsilon: float, mask: Tensor | None = None) -
 def draw(probabilities: Tensor) -> Tensor:
     """One index per row of `[N, A]`."""
     return torch.multinomial(probabilities, 1).squeeze(1)
-
-
-def _discrete(observation: Mapping[str, ArraySpec], keys: Sequence[str] | None) -> dict[str, ArraySpec]:
-    usable = {key: spec for key, spec in observation.items() if key not in NOT_A_STATE}
-    for key in keys or ():
-        if key not in usable:
-            raise ConfigError(
-                f"components.table.keys: this environment has no observation '{key}'; it has {', '.join(usable)}."
-                f"{did_you_mean(key, usable)}"
-            )
-    chosen = usable if keys is None else {key: usable[key] for key in keys}
-    if not chosen:
-        raise ConfigError("components.table.keys is empty: name at least one observation, or write null for all.")
-    for key, spec in chosen.items():
-        if not spec.is_discrete:
-            discrete = [name for name, other in usable.items() if other.is_discrete]
-            hint = f" Or name only discrete ones: components.table.keys=[{','.join(discrete)}]." if discrete else ""
-            raise ConfigError(
-                f"components.table: a table needs discrete observations, and '{key}' is {spec.dtype} of shape "
-                f"{spec.shape}. {INSTEAD}{hint}"
-            )
-    return chosen

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,91 +15,77 @@ from rl_lab.components.networks.mlp import HIDDEN_GAIN, choose, linear, orthogon
 from rl_lab.types import ConfigError
 
 
-class NatureCNN(nn.Module):
+class ImageNetwork(nn.Module, ABC):
+    """Convolutions, then one layer to `image_features` numbers."""
+
+    name: ClassVar[str]
+    minimum_size: ClassVar[int] = 1  # pixels
+
+    def __init__(self, *, image_shape: Sequence[int], image_features: int = 256) -> None:
+        super().__init__()
+        height, width, channels = image_shape
+        if min(height, width) < self.minimum_size:
+            raise ConfigError(
+                f"image_network '{self.name}' needs images of at least {self.minimum_size}x{self.minimum_size} pixels; "
+                f"this one is {height}x{width}. Write image_network: small."
+            )
+        self.convolutions = nn.Sequential(*self.layers(channels))
+        with torch.no_grad():
+            flat_size = self.convolutions(torch.zeros(1, channels, height, width)).numel()
+        self.projection = linear(flat_size, image_features)
+        self.output_size = image_features
+
+    @staticmethod
+    @abstractmethod
+    def layers(channels: int) -> list[nn.Module]:
+        """The convolutions with their activations, for images of so many channels."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Scaled images `[N, C, height, width]` to `[N, output_size]`."""
+        return torch.relu(self.projection(self.convolutions(image).flatten(1)))
+
+
+class NatureCNN(ImageNetwork):
     """The network of "Human-level control through deep reinforcement learning" (2015): 84x84 frames, fast."""
 
-    minimum_size = 36  # pixels: 36 -> 8 -> 3 -> 1 after its three kernels
+    name = "nature"
+    minimum_size = 36  # 36 -> 8 -> 3 -> 1 after its three kernels
 
-    def __init__(self, *, image_shape: Sequence[int], image_features: int = 256) -> None:
-        super().__init__()
-        height, width, channels = image_shape
-        if min(height, width) < self.minimum_size:
-            raise ConfigError(
-                f"image_network 'nature' needs images of at least {self.minimum_size}x{self.minimum_size} pixels; "
-                f"this one is {height}x{width}. Write image_network: small."
-            )
-        self.convolutions = nn.Sequential(
-            _convolution(channels, 32, kernel=8, stride=4),
-            nn.ReLU(inplace=True),
-            _convolution(32, 64, kernel=4, stride=2),
-            nn.ReLU(inplace=True),
-            _convolution(64, 64, kernel=3, stride=1),
-            nn.ReLU(inplace=True),
-        )
-        self.projection = linear(_flat_size(self.convolutions, image_shape), image_features)
-        self.output_size = image_features
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Scaled images `[N, C, height, width]` to `[N, output_size]`."""
-        return torch.relu(self.projection(self.convolutions(image).flatten(1)))
+    @staticmethod
+    def layers(channels: int) -> list[nn.Module]:
+        return _stack(channels, [(32, 8, 4), (64, 4, 2), (64, 3, 1)])
 
 
-class SmallCNN(NatureCNN):
+class SmallCNN(ImageNetwork):
     """Three 3x3 convolutions, two of them halving: grid worlds and images below 36 pixels."""
 
-    def __init__(self, *, image_shape: Sequence[int], image_features: int = 256) -> None:
-        nn.Module.__init__(self)
-        self.convolutions = nn.Sequential(
-            _convolution(image_shape[2], 16, kernel=3, stride=1, padding=1),
-            nn.ReLU(inplace=True),
-            _convolution(16, 32, kernel=3, stride=2, padding=1),
-            nn.ReLU(inplace=True),
-            _convolution(32, 64, kernel=3, stride=2, padding=1),
-            nn.ReLU(inplace=True),
-        )
-        self.projection = linear(_flat_size(self.convolutions, image_shape), image_features)
-        self.output_size = image_features
+    name = "small"
+
+    @staticmethod
+    def layers(channels: int) -> list[nn.Module]:
+        return _stack(channels, [(16, 3, 1), (32, 3, 2), (64, 3, 2)], padding=1)
 
 
-class DreamerCNN(NatureCNN):
+class DreamerCNN(ImageNetwork):
     """The encoder of "Dream to Control" (2020): four 4x4 convolutions of stride 2, the depth doubling at each."""
 
-    minimum_size = 46  # pixels: 46 -> 22 -> 10 -> 4 -> 1 after its four kernels
+    name = "dreamer"
+    minimum_size = 46  # 46 -> 22 -> 10 -> 4 -> 1 after its four kernels
 
-    def __init__(self, *, image_shape: Sequence[int], image_features: int = 256, depth: int = 32) -> None:
-        nn.Module.__init__(self)
-        height, width, channels = image_shape
-        if min(height, width) < self.minimum_size:
-            raise ConfigError(
-                f"image_network 'dreamer' needs images of at least {self.minimum_size}x{self.minimum_size} pixels; "
-                f"this one is {height}x{width}. Write image_network: small."
-            )
-        depths = [channels, depth, 2 * depth, 4 * depth, 8 * depth]
-        layers = [
-            (_convolution(before, after, kernel=4, stride=2), nn.ReLU(inplace=True))
-            for before, after in pairwise(depths)
-        ]
-        self.convolutions = nn.Sequential(*(layer for pair in layers for layer in pair))
-        self.projection = linear(_flat_size(self.convolutions, image_shape), image_features)
-        self.output_size = image_features
+    @staticmethod
+    def layers(channels: int) -> list[nn.Module]:
+        return _stack(channels, [(32, 4, 2), (64, 4, 2), (128, 4, 2), (256, 4, 2)])
 
 
-class ImpalaCNN(nn.Module):
+class ImpalaCNN(ImageNetwork):
     """The residual network of "IMPALA" (2018): slower than Nature's and often better on procedural games."""
 
-    def __init__(
-        self, *, image_shape: Sequence[int], image_features: int = 256, channels: Sequence[int] = (16, 32, 32)
-    ) -> None:
-        super().__init__()
-        depths = [image_shape[2], *channels]
-        stages = [_ImpalaStage(before, after) for before, after in pairwise(depths)]
-        self.convolutions = nn.Sequential(*stages, nn.ReLU(inplace=True))
-        self.projection = linear(_flat_size(self.convolutions, image_shape), image_features)
-        self.output_size = image_features
+    name = "impala"
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Scaled images `[N, C, height, width]` to `[N, output_size]`."""
-        return torch.relu(self.projection(self.convolutions(image).flatten(1)))
+    @staticmethod
+    def layers(channels: int) -> list[nn.Module]:
+        stages = [_ImpalaStage(before, after) for before, after in pairwise([channels, 16, 32, 32])]
+        return [*stages, nn.ReLU(inplace=True)]
 
 
 class _ImpalaStage(nn.Module):
@@ -117,15 +105,10 @@ class _ImpalaStage(nn.Module):
         return image + fourth(torch.relu(third(torch.relu(image))))
 
 
-IMAGE_NETWORKS: dict[str, type[NatureCNN] | type[ImpalaCNN]] = {
-    "nature": NatureCNN,
-    "impala": ImpalaCNN,
-    "dreamer": DreamerCNN,
-    "small": SmallCNN,
-}
+IMAGE_NETWORKS = {network.name: network for network in (NatureCNN, ImpalaCNN, DreamerCNN, SmallCNN)}
 
 
-def make_image_network(name: str, *, image_shape: Sequence[int], image_features: int) -> NatureCNN | ImpalaCNN:
+def make_image_network(name: str, *, image_shape: Sequence[int], image_features: int) -> ImageNetwork:
     """The named network; `auto` is Nature's where the image is large enough for it, else the small one."""
     if name == "auto":
         name = "nature" if min(image_shape[:2]) >= NatureCNN.minimum_size else "small"
@@ -133,13 +116,17 @@ def make_image_network(name: str, *, image_shape: Sequence[int], image_features:
     return network(image_shape=image_shape, image_features=image_features)
 
 
+def _stack(channels: int, stages: Sequence[tuple[int, int, int]], *, padding: int = 0) -> list[nn.Module]:
+    """A convolution and a ReLU per stage (channels out, kernel, stride)."""
+    layers: list[nn.Module] = []
+    for channels_out, kernel, stride in stages:
+        layers += [_convolution(channels, channels_out, kernel=kernel, stride=stride, padding=padding)]
+        layers += [nn.ReLU(inplace=True)]
+        channels = channels_out
+    return layers
+
+
 def _convolution(channels_in: int, channels_out: int, *, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
     layer = nn.Conv2d(channels_in, channels_out, kernel_size=kernel, stride=stride, padding=padding)
     orthogonal_(layer, HIDDEN_GAIN)
     return layer
-
-
-def _flat_size(convolutions: nn.Module, image_shape: Sequence[int]) -> int:
-    height, width, channels = image_shape
-    with torch.no_grad():
-        return convolutions(torch.zeros(1, channels, height, width)).numel()

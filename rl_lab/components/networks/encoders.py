@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from rl_lab.components.networks.cnn import make_image_network
 from rl_lab.components.networks.mlp import MLP
 from rl_lab.types import ArraySpec, Batch, ConfigError, did_you_mean
 
-NOT_FOR_NETWORKS = ("action_mask",)  # tells the actor what is allowed; it is not something to look at
+NOT_FOR_NETWORKS = ("action_mask",)  # says which actions are allowed, for the actor alone
 
 
 class ObservationEncoder(nn.Module):
@@ -124,17 +124,20 @@ def _flat(array: Tensor, axes: int) -> Tensor:
     return array.unsqueeze(-1) if axes == 0 else array.flatten(-axes)
 
 
-def selected_observation(observation: dict[str, ArraySpec], keys: Sequence[str] | None) -> dict[str, ArraySpec]:
+def selected_observation(
+    observation: Mapping[str, ArraySpec], keys: Sequence[str] | None, *, place: str = "encoder keys"
+) -> dict[str, ArraySpec]:
+    """What `keys` name, or everything but action masks."""
     usable = {key: spec for key, spec in observation.items() if key not in NOT_FOR_NETWORKS}
     for key in keys or ():
         if key not in usable:
             raise ConfigError(
-                f"encoder keys: this environment has no observation '{key}'; it has {', '.join(usable)}."
+                f"{place}: this environment has no observation '{key}'; it has {', '.join(usable)}."
                 f"{did_you_mean(key, usable)}"
             )
     selected = usable if keys is None else {key: usable[key] for key in keys}
     if not selected:
-        raise ConfigError("encoder keys: no observation is left to look at. Name at least one, or leave keys out.")
+        raise ConfigError(f"{place}: no observation is left to look at. Name at least one, or write null for all.")
     return selected
 
 

@@ -38,41 +38,15 @@ def lambda_return(
     With n meaning row t+1:  Rt = rn + discount * (1 - is_terminal_n) * mix_n, where
         mix_n = (1 - lambda_) * Vn + lambda_ * Rn   inside an episode, and
         mix_n = Vn                                  where is_last_n, and at the last row.
+
+    GAE is `lambda_return - value[:, :-1]`.
     """
     next_value = value[:, 1:]
-    survival = _survival(is_terminal, discount, value.dtype)
+    survival = (1.0 - is_terminal[:, 1:].to(value.dtype)) * discount  # is_terminal: a bool or a probability
     carry = survival * ((~is_last[:, 1:]).to(value.dtype) * lambda_)  # how much of Rn reaches Rt
     base = reward[:, 1:] + (survival - carry) * next_value
     base = torch.cat((base[:, :-1], base[:, -1:] + carry[:, -1:] * next_value[:, -1:]), dim=1)
     return scan_from_the_end(base, carry)
-
-
-def generalized_advantage(
-    reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, lambda_: float
-) -> Tensor:
-    """GAE `[B, T]`: `lambda_return - value`."""
-    returns = lambda_return(reward, value, is_last, is_terminal, discount=discount, lambda_=lambda_)
-    return returns - value[:, :-1]
-
-
-def discounted_return(
-    reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float
-) -> Tensor:
-    """The rewards that really came, discounted `[B, T]`; values only at time limits and at the last row."""
-    return lambda_return(reward, value, is_last, is_terminal, discount=discount, lambda_=1.0)
-
-
-def n_step_return(
-    reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, n: int
-) -> Tensor:
-    """n rewards, then the critic `[B, T]`; fewer where the episode or the rows end first."""
-    survival = _survival(is_terminal, discount, value.dtype)
-    next_is_last, next_value, next_reward = is_last[:, 1:], value[:, 1:], reward[:, 1:]
-    following = next_value  # the i-step return of row t+1, starting with i = 0
-    for _ in range(n - 1):
-        longer = next_reward + survival * torch.where(next_is_last, next_value, following)
-        following = torch.cat((longer[:, 1:], next_value[:, -1:]), dim=1)
-    return next_reward + survival * torch.where(next_is_last, next_value, following)
 
 
 def reward_to_go(reward: Tensor, is_last: Tensor, *, discount: float = 1.0) -> Tensor:
@@ -82,18 +56,13 @@ def reward_to_go(reward: Tensor, is_last: Tensor, *, discount: float = 1.0) -> T
 
 
 def episode_return(reward: Tensor, is_last: Tensor, *, discount: float = 1.0) -> Tensor:
-    """The whole episode's return, the same for each of its rows `[B, T]`: the rows' share of it, where an
-    episode began before row 0 or goes on after row T."""
+    """The whole episode's return, the same for each of its rows `[B, T]`: only of the rows that are
+    here, where an episode began before row 0 or continues after row T."""
     to_go = reward_to_go(reward, is_last, discount=discount)
     row = torch.arange(to_go.shape[1], device=reward.device).expand_as(to_go)
     begins = torch.cat((torch.ones_like(is_last[:, :1]), is_last[:, :-2]), dim=1)
     first_row = torch.where(begins, row, 0).cummax(dim=1).values
     return to_go.gather(1, first_row)
-
-
-def _survival(is_terminal: Tensor, discount: float, dtype: torch.dtype) -> Tensor:
-    """`discount * (1 - is_terminal)` of row t+1; is_terminal may be a bool or a probability."""
-    return (1.0 - is_terminal[:, 1:].to(dtype)) * discount
 
 
 def scan_from_the_end(base: Tensor, carry: Tensor) -> Tensor:
@@ -122,7 +91,7 @@ def mean(values: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def standardize(values: Tensor, valid: Tensor | None) -> Tensor:
-    """Zero mean and unit deviation over valid samples; fewer than two have no deviation and are only centred."""
+    """Zero mean and unit std over valid samples; fewer than two have no std and are only centred."""
     chosen = values if valid is None else values[valid]
     if chosen.numel() < 2:
         return values - chosen.mean()

@@ -1,15 +1,13 @@
 """From sampled rows to transitions: n rewards in one, and the row whose value stands for everything after them.
 
-     row t            0       1       2       3 = n
-     reward           .       r1      r2      r3       arrives WITH the row, so action 0 earned r1
-     is_last          0       0       1       0        the episode ends at row 2; row 3 belongs to the next one
-     is_terminal      0       0       1/0     0
-     ------------------------------------------------------------------------------------------------
-     reward    = r1 + discount * r2                    only what this episode brought
-     next_row  = 2                                     whose value bootstraps
-     discount  = discount ** 2 * (1 - is_terminal2)    0: nothing after has value; a time limit bootstraps
-
-`n_step_return` gives the same targets from values of all rows; here one row per sequence is asked for its value.
+row t            0       1       2       3 = n
+reward           .       r1      r2      r3       arrives WITH the row, so action 0 earned r1
+is_last          0       0       1       0        the episode ends at row 2; row 3 belongs to the next one
+is_terminal      0       0       1/0     0
+------------------------------------------------------------------------------------------------
+reward    = r1 + discount * r2                    only what this episode brought
+next_row  = 2                                     whose value bootstraps
+discount  = discount ** 2 * (1 - is_terminal2)    0: nothing after has value; a time limit bootstraps
 """
 
 from __future__ import annotations
@@ -32,15 +30,15 @@ def n_step_transitions(batch: Batch, discount: float) -> Batch:
     is_valid  bool  [B]   ~is_last of row 0
     """
     reward = batch["reward"][:, 1:]
-    goes_on = (~batch["is_last"][:, :-1]).cumprod(dim=1)  # [B, n]: 1 while the transition t -> t+1 is the episode's
+    continues = (~batch["is_last"][:, :-1]).cumprod(dim=1)  # [B, n]: 1 while the transition t -> t+1 is the episode's
     powers = discount ** torch.arange(reward.shape[1], dtype=reward.dtype, device=reward.device)
-    next_row = goes_on.sum(dim=1)
+    next_row = continues.sum(dim=1)
     survives = 1.0 - rows_at(batch["is_terminal"], next_row).to(reward.dtype)
     return {
-        "reward": (reward * goes_on * powers).sum(dim=1),
+        "reward": (reward * continues * powers).sum(dim=1),
         "discount": survives * discount ** next_row.to(reward.dtype),
         "next_row": next_row,
-        "is_valid": goes_on[:, 0].bool(),
+        "is_valid": continues[:, 0].bool(),
     }
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.networks.encoders import module_name, selected_observation
+from rl_lab.components.networks.encoders import module_name
 from rl_lab.components.networks.mlp import ACTIVATIONS, choose
-from rl_lab.components.world_model.encoder import convolution, joint_image_shape, stage_depths
+from rl_lab.components.world_model.encoder import ObservationPart, convolution, joint_image_shape, stage_depths
 from rl_lab.components.world_model.layers import BlockLinear, Layer, Stack, dense, make_norm
 from rl_lab.components.world_model.strided_images import TransposedCNN
 from rl_lab.components.world_model.two_hot import symexp, symlog
@@ -26,36 +26,15 @@ from rl_lab.kernels.door import fast_path
 from rl_lab.types import ArraySpec, Batch, ConfigError
 
 
-class ObservationDecoder(nn.Module):
+class ObservationDecoder(ObservationPart):
     """Features `[..., F]` (memory first, then the latent) to reconstructions and their losses."""
 
-    def __init__(
-        self,
-        *,
-        input_size: int,
-        observation: dict[str, ArraySpec],
-        deter: int,
-        layers: int = 3,
-        units: int = 256,
-        images: Literal["halving", "strided"] = "halving",
-        depth: int = 16,
-        multipliers: Sequence[int] = (2, 3, 4, 4),
-        kernel: int = 5,
-        blocks: int = 8,
-        symlog_vectors: bool = True,
-        activation: str = "silu",
-        norm: str = "rms",
-        keys: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__()
+    def __init__(self, *, input_size: int, deter: int, blocks: int = 8, **settings: Any) -> None:
+        super().__init__(**settings)
         if not 0 < deter < input_size:
             raise ConfigError(f"decoder: deter is {deter}, but the features have {input_size} numbers in all.")
-        self.specs = selected_observation(observation, keys)
-        self.image_keys = tuple(key for key, spec in self.specs.items() if spec.is_image)
-        self.vector_keys = tuple(key for key, spec in self.specs.items() if not spec.is_image)
-        self.symlog_vectors = symlog_vectors
         if self.vector_keys:
-            self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+            self.stack = Stack(input_size, **self.stack_settings)
             self.outputs = nn.ModuleDict(
                 {
                     module_name(key): dense(self.stack.output_size, _vector_size(self.specs[key]))
@@ -64,13 +43,11 @@ class ObservationDecoder(nn.Module):
             )
         if self.image_keys:
             shape = joint_image_shape({key: self.specs[key] for key in self.image_keys})
-            channels = {"depth": depth, "multipliers": multipliers}
-            style = {"activation": activation, "norm": norm}
-            parts = {"deter": deter, "stoch_size": input_size - deter, "units": units, "blocks": blocks}
+            parts = {"deter": deter, "stoch_size": input_size - deter, "blocks": blocks}
             self.image_network: DoublingCNN | TransposedCNN = (
-                TransposedCNN(shape, input_size=input_size, **channels, **style)  # type: ignore[arg-type]
-                if images == "strided"
-                else DoublingCNN(shape, kernel=kernel, **parts, **channels, **style)  # type: ignore[arg-type]
+                TransposedCNN(shape, input_size=input_size, **self.image_settings)
+                if self.is_strided
+                else DoublingCNN(shape, **parts, units=self.stack_settings["units"], **self.image_settings)
             )
 
     def loss(self, features: Tensor, observation: Batch) -> Tensor:
@@ -83,7 +60,7 @@ class ObservationDecoder(nn.Module):
             else:
                 target = target.flatten(-len(spec.shape)) if spec.shape else target.unsqueeze(-1)
                 target = target.to(torch.float32) * (1.0 / 255.0 if spec.dtype == "uint8" else 1.0)
-                error = (output - (symlog(target) if self._squashes(spec) else target)).square()
+                error = (output - (symlog(target) if self.squashes(key) else target)).square()
                 losses.append(error.sum(dim=-1))
         if self.image_keys:
             seen = [observation[key].reshape(-1, *self.specs[key].shape) for key in self.image_keys]
@@ -108,7 +85,7 @@ class ObservationDecoder(nn.Module):
                 output = torch.stack([part.argmax(dim=-1) for part in parts], dim=-1)
             elif spec.dtype == "uint8":
                 output = (output.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
-            elif self._squashes(spec):
+            elif self.squashes(key):
                 output = symexp(output)
             shown[key] = output.reshape(*output.shape[:-1], *spec.shape)
         return shown
@@ -128,9 +105,6 @@ class ObservationDecoder(nn.Module):
             return {}
         hidden = self.stack(features)
         return {key: layer(hidden) for key, layer in zip(self.vector_keys, self.outputs.values(), strict=True)}
-
-    def _squashes(self, spec: ArraySpec) -> bool:
-        return self.symlog_vectors and spec.dtype.startswith("float")
 
 
 class DoublingCNN(nn.Module):

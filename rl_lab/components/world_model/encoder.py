@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +27,8 @@ MOST_CHANNELS = 4  # an image with no more rows and more channels than this has 
 SMALLEST_SIDE, LARGEST_SIDE = 3, 16  # pixels left after the last halving (danijar/dreamerv3, rssm.py asserts so)
 
 
-class WorldModelEncoder(nn.Module):
-    """Observations with any leading axes to one embedding per row."""
+class ObservationPart(nn.Module):
+    """Which observations encoder and decoder work with, and the settings of their layers."""
 
     def __init__(
         self,
@@ -46,25 +46,36 @@ class WorldModelEncoder(nn.Module):
         keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        specs = selected_observation(observation, keys)
-        self.image_keys = tuple(key for key, spec in specs.items() if spec.is_image)
-        self.vector_keys = tuple(key for key, spec in specs.items() if not spec.is_image)
-        self.squashes = tuple(symlog_vectors and specs[key].dtype.startswith("float") for key in self.vector_keys)
-        self.readers = nn.ModuleDict({module_name(key): make_reader(key, specs[key]) for key in self.vector_keys})
+        self.specs = selected_observation(observation, keys)
+        self.image_keys = tuple(key for key, spec in self.specs.items() if spec.is_image)
+        self.vector_keys = tuple(key for key, spec in self.specs.items() if not spec.is_image)
+        self.symlog_vectors, self.is_strided = symlog_vectors, images == "strided"
+        style = {"activation": activation, "norm": norm}
+        self.stack_settings: dict[str, Any] = {"layers": layers, "units": units, **style}
+        self.image_settings: dict[str, Any] = {"depth": depth, "multipliers": multipliers, **style}
+        if not self.is_strided:
+            self.image_settings["kernel"] = kernel
+
+    def squashes(self, key: str) -> bool:
+        """Whether this vector is read, and predicted, after symlog."""
+        return self.symlog_vectors and self.specs[key].dtype.startswith("float")
+
+
+class WorldModelEncoder(ObservationPart):
+    """Observations with any leading axes to one embedding per row."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.readers = nn.ModuleDict({module_name(key): make_reader(key, self.specs[key]) for key in self.vector_keys})
         self.output_size = 0
         if self.vector_keys:
             width = sum(reader.output_size for reader in self.readers.values())  # type: ignore[misc]
-            self.stack = Stack(width, layers=layers, units=units, activation=activation, norm=norm)
+            self.stack = Stack(width, **self.stack_settings)
             self.output_size += self.stack.output_size
         if self.image_keys:
-            shape = joint_image_shape({key: specs[key] for key in self.image_keys})
-            channels = {"depth": depth, "multipliers": multipliers}
-            style = {"activation": activation, "norm": norm}
-            self.image_network: HalvingCNN | StridedCNN = (
-                StridedCNN(shape, **channels, **style)  # type: ignore[arg-type]
-                if images == "strided"
-                else HalvingCNN(shape, kernel=kernel, **channels, **style)  # type: ignore[arg-type]
-            )
+            shape = joint_image_shape({key: self.specs[key] for key in self.image_keys})
+            network: type[HalvingCNN | StridedCNN] = StridedCNN if self.is_strided else HalvingCNN
+            self.image_network = network(shape, **self.image_settings)
             self.output_size += self.image_network.output_size
 
     def forward(self, observation: Batch) -> Tensor:
@@ -72,8 +83,8 @@ class WorldModelEncoder(nn.Module):
         parts = []
         if self.vector_keys:
             vectors = [
-                symlog(reader(observation[key])) if squashes else reader(observation[key])
-                for key, reader, squashes in zip(self.vector_keys, self.readers.values(), self.squashes, strict=True)
+                symlog(reader(observation[key])) if self.squashes(key) else reader(observation[key])
+                for key, reader in zip(self.vector_keys, self.readers.values(), strict=True)
             ]
             parts.append(self.stack(vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)))
         if self.image_keys:

@@ -76,11 +76,9 @@ class Table:
 _tables: WeakKeyDictionary[Any, dict[tuple[int, ...], Table | None]] = WeakKeyDictionary()
 
 
-def table_of(
-    rule: Any, parameters: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]]
-) -> Table | None:
+def table_of(rule: Any, members: Any) -> Table | None:
     """The table of these tensors; None where one is of another kind, or where a graph is recorded that has none yet."""
-    lists = (parameters, gradients, state["mean"], state["mean_square"])
+    lists = (members.parameters, members.gradients, members.state["mean"], members.state["mean_square"])
     key = tuple([tensor.data_ptr() for each in lists for tensor in each])
     made = _tables.setdefault(rule, {})
     if key not in made and not is_capturing():
@@ -93,22 +91,14 @@ def is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def change(
-    rule: Any,
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    state: dict[str, list[Tensor]],
-    count: list[Tensor],
-    learning_rate: float | Tensor,
-    divisor: Tensor | None,
-) -> None:
+def change(rule: Any, members: Any, learning_rate: float | Tensor, divisor: Tensor | None) -> None:
     """`LaProp.change`."""
     if divisor is not None:
-        torch._foreach_div_(gradients, divisor)
-    table = table_of(rule, parameters, gradients, state)
+        torch._foreach_div_(members.gradients, divisor)
+    table = table_of(rule, members)
     assert table is not None
     beta1, beta2 = rule.betas
-    counts, pieces = torch.stack(count).double(), len(table.sizes)
+    counts, pieces = torch.stack(members.count).double(), len(table.sizes)
     rates = (learning_rate / (1.0 - beta1**counts)).float()
     spreads = (1.0 - beta2**counts).sqrt_().float()
     _change[(pieces,)](

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributions import Categorical
 
+from rl_lab.components.heads.distributions import Categorical
 from rl_lab.components.heads.tables import allowed_values
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.training.target_network import TargetNetwork
@@ -40,8 +40,9 @@ class SoftQ(Workflow):
     def __init__(
         self, *, discount: float = 0.99, temperature: float | Schedule = 0.1, target_rate: float = 0.01
     ) -> None:
-        if isinstance(temperature, float | int) and temperature <= 0:
-            raise ConfigError(f"algorithm.temperature is {temperature}: write a number above 0, such as 0.1.")
+        ends = (temperature.start, temperature.end) if isinstance(temperature, Schedule) else (temperature,)
+        if any(end is not None and end <= 0 for end in ends):
+            raise ConfigError("algorithm.temperature divides, so it may not be 0: write numbers above 0, such as 0.1.")
         self.discount = checked_fraction("discount", discount)
         self.temperature = temperature
         self.target_rate = target_rate
@@ -58,10 +59,11 @@ class SoftQ(Workflow):
         self.observation_keys = tuple(context.spec.observation)
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
-        values = allowed_values(self.network(time_step.observation), time_step.observation.get("action_mask"))
-        if mode == "eval":
-            return PolicyStep(values.argmax(-1))
-        return PolicyStep(Categorical(logits=values / self.acting_temperature).sample())
+        temperature = 1.0 if mode == "eval" else self.acting_temperature  # the best action is the same at any
+        policy = Categorical(
+            self.network(time_step.observation) / temperature, time_step.observation.get("action_mask")
+        )
+        return PolicyStep(policy.mode() if mode == "eval" else policy.sample())
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         self.acting_temperature = value_at(self.temperature, phase.progress)

@@ -10,8 +10,10 @@ cannot see is Python: a method that is captured reads nothing back, decides noth
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -176,9 +178,15 @@ class CapturedMethod:
         try:
             return self.backend.capture(run)
         except RuntimeError as error:
-            reason = str(error).strip().split("\n")[0]
+            first: BaseException = error
+            while isinstance(first.__context__, RuntimeError):  # leaving a broken recording raises once more
+                first = first.__context__
+            reason = str(first).strip().split("\n")[0].rstrip(".")
+            frames = traceback.extract_tb(first.__traceback__)
+            frame = [each for each in frames if not each.filename.startswith(torch.__path__[0])][-1]
             raise ConfigError(
-                f"{self.place} cannot be recorded as a CUDA graph: {reason} "
+                f"{self.place} cannot be recorded as a CUDA graph: {reason}, at `{frame.line}` "
+                f"({Path(frame.filename).name}, line {frame.lineno}). "
                 "A captured method may not read a tensor's value (.item(), bool(tensor), nonzero), copy between CPU "
                 "and GPU, or wait. Write runtime.capture=false to run it as it is."
             ) from error

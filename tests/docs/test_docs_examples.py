@@ -125,10 +125,13 @@ def test_an_algorithm_of_ones_own_resumes_exactly(algorithm: str, here: Path, mo
     assert_same_run(here / "cut", here / "whole")
 
 
-def test_a_temperature_of_zero_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("temperature", [0.0, "linear(1.0, 0)"])
+def test_a_temperature_of_zero_is_refused(
+    temperature: float | str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(MY_ALGORITHM)
-    with pytest.raises(ConfigError, match="algorithm.temperature is 0.0: write a number above 0, such as 0.1"):
-        rl_lab.train("CartPole-v1:soft_q", algorithm__temperature=0.0, runs_dir=here / "runs", quiet=True)
+    with pytest.raises(ConfigError, match="algorithm.temperature divides, so it may not be 0: write numbers above 0"):
+        rl_lab.train("CartPole-v1:soft_q", algorithm__temperature=temperature, runs_dir=here / "runs", quiet=True)
 
 
 def test_a_faster_version_of_ones_own_formula_steps_aside_when_it_is_edited(

@@ -275,12 +275,19 @@ def test_a_constant_learning_rate_is_written_once_and_a_schedule_every_time() ->
 def test_what_cannot_be_recorded_says_the_cure() -> None:
     class Stubborn(AgainBackend):
         def capture(self, function: Callable[[], Packed]) -> tuple[Any, Packed]:
-            raise RuntimeError("operation not permitted when stream is capturing\nSearch for more")
+            try:
+                raise RuntimeError("operation not permitted when stream is capturing\nSearch for more")
+            finally:
+                raise RuntimeError("operation failed due to a previous error during capture")
 
     learner, runtime = Learner(), Runtime(device="cpu")
     runtime.graphs = Stubborn()
     runtime.capture_methods(learner)
-    with pytest.raises(ConfigError, match=r"Learner.learn cannot be recorded.*is capturing A.*runtime.capture=false"):
+    message = (
+        r"Learner.learn cannot be recorded.*is capturing, at `raise RuntimeError.*` \(test_capture.py, line \d+\)\. A "
+        r".*runtime.capture=false"
+    )
+    with pytest.raises(ConfigError, match=message):
         taught(learner, runtime, updates=4)
 
     class Numeric(Learner):

@@ -57,7 +57,7 @@ CASES = {
         "algorithm.value_clip_range=0.2",
         "algorithm.target_kl=0.5",
     ],
-    "reinforce": ["reinforce_cartpole", "training.phases.train.duration_cycles=12"],
+    "reinforce": ["reinforce_cartpole", "training.phases.train.duration_cycles=24"],
     "dqn": [
         *("dqn_cartpole", "q_values=expected", "algorithm.n_step=3", "algorithm.target_rate=0.005"),
         *("training.phases.train.updates_per_step=1.0", *DQN),
@@ -79,7 +79,7 @@ CASES = {
     "dreamer_v3_pixels": ["rl_lab/PixelCatch-v0:dreamer", *DREAMER],
     "planet": ["rl_lab/PointMass-v0:planet", *TINY_PLANET, *DREAMER[-6:]],
     "sac_pixels": ["sac_pixels", "buffers.replay.batch_size=16", *SAC],
-    "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=12"],
+    "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=24"],
 }
 
 

@@ -99,6 +99,13 @@ class Collector:
         metrics = {**self.episodes.metrics(), "collect/environment_restarts": self.restarts}
         return CollectResult(counts, metrics, tuple(finished))
 
+    def restart(self) -> None:
+        """Begin a new episode everywhere; those that were running count for nothing."""
+        self._pending, self._time_step = self._checked(self.environment.reset()), None
+        self._policy_state = None
+        self.episodes.track(self._pending)
+        self._drain_events()
+
     def _checked(self, rows: EnvRows, action: np.ndarray | None = None) -> EnvRows:
         """Refuse a reward or an observation that is not finite, naming the environment, or a policy that led there."""
         for name, values in (("reward", rows.reward), *rows.observation.items()):

@@ -73,6 +73,7 @@ def _methods_of(protocol: type | None) -> list[str]:
 
 class CollectorLike(Protocol):
     def collect(self, policy: Policy, *, phase: Phase) -> CollectResult: ...
+    def restart(self) -> None: ...
 
 
 class EvaluatorLike(Protocol):

@@ -3,6 +3,9 @@
     grad J = E[ sum_t grad log pi(a_t | o_t) * target_t ]
 
 target_t is the return of the whole episode, the reward-to-go from t, or either minus a learnt baseline.
+
+The expectation is over the current policy's own episodes: no episode runs across an update (buffers.episodes.
+running_episodes says whether those under way are finished first or discarded).
 """
 
 from __future__ import annotations
@@ -79,7 +82,9 @@ class Reinforce(Workflow):
         rate = named(self.optimizer.prepare(phase.progress))
         with self.context.runtime.autocast():
             loss = self.loss(batch)
-        return {**rate, **self.gradient_step(self.optimizer, loss, scales), "train/gradient_steps": 1}
+        taken = self.gradient_step(self.optimizer, loss, scales)
+        self.context.collector.restart()  # what runs was begun by the old parameters
+        return {**rate, **taken, "train/gradient_steps": 1}
 
     def loss(self, batch: Batch) -> LossOutput:
         """

@@ -233,3 +233,11 @@ def test_the_spec_tells_the_frames_of_a_step() -> None:
     spec = EnvSpec(SPEC.id, SPEC.observation, SPEC.action, frames_per_step=3)
     environment = ScriptedEnvironment([env_rows([0.0])], spec=spec)
     assert collector_of(environment).collect(always(0), phase=phase(5)).counts.env_frames == 15
+
+
+def test_a_restart_begins_new_episodes_everywhere_and_forgets_the_running_ones() -> None:
+    collector = collector_of(counter(2, length=6))
+    collector.collect(always(1), phase=phase(3))
+    collector.restart()
+    result = collector.collect(always(1), phase=phase(8))
+    assert [episode.length for episode in result.episodes] == [7, 7], "the second episode, whole: odd ones are longer"

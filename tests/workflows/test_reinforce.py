@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from rl_lab import api
 from rl_lab.components.heads.distributions import Categorical
 from rl_lab.training.optimizer import Optimizer
-from rl_lab.types import Batch, ConfigError, Phase, TimeStep
+from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.reinforce import Reinforce
 from tests.doubles import batch_of, make_context
 
@@ -53,7 +56,12 @@ def make(*, has_critic: bool = True, **settings: Any) -> Reinforce:
     controllers: dict[str, Any] = {"actor": Logits(), **({"critic": Value()} if has_critic else {})}
     optimizer = Optimizer(parameters=controllers, name="sgd", learning_rate=0.1)
     workflow.initialize(
-        make_context(components={"encoder": Same()}, controllers=controllers, optimizers={"controller": optimizer})
+        make_context(
+            components={"encoder": Same()},
+            controllers=controllers,
+            optimizers={"controller": optimizer},
+            collector=SimpleNamespace(restart=lambda: None),
+        )
     )
     return workflow
 
@@ -182,3 +190,30 @@ def test_advantages_need_a_baseline() -> None:
 def test_a_misspelt_scale_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss_scales\.polcy is no loss of REINFORCE\. Did you mean 'policy'"):
         Reinforce(loss_scales={"polcy": 1.0})
+
+
+@pytest.mark.parametrize("running_episodes", ["finish", "discard"])
+def test_every_row_was_acted_by_the_parameters_that_learn_from_it(
+    running_episodes: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each row notes how many updates there had been when it was acted; a batch knows no other number than today's."""
+    act, update, batches = Reinforce.act, Reinforce.update_controller, []
+
+    def noting(self: Reinforce, time_step: TimeStep, state: Any, *, mode: Any) -> PolicyStep:
+        step = act(self, time_step, state, mode=mode)
+        return PolicyStep(step.action, step.state, {"updates": torch.full((time_step.num_envs,), len(batches))})
+
+    def checking(self: Reinforce, batch: Batch, *, phase: Phase) -> Metrics:
+        valid = ~batch["is_last"]
+        assert set(batch["updates"][valid].tolist()) == {len(batches)}
+        assert bool(batch["is_first"][:, 0].all()), "whole episodes"
+        batches.append(len(batch["reward"]))
+        return update(self, batch, phase=phase)
+
+    monkeypatch.setattr(Reinforce, "act", noting)
+    monkeypatch.setattr(Reinforce, "update_controller", checking)
+    words = [f"buffers.episodes.running_episodes={running_episodes}", "training.phases.train.duration_steps=4000"]
+    api.train("reinforce_cartpole", overrides=[*words, "evaluation.final_episodes=0"], runs_dir=tmp_path, quiet=True)
+    assert len(batches) > 5
+    if running_episodes == "finish":
+        assert set(batches) == {8}, "one episode of each of 8 environments"

@@ -143,7 +143,7 @@ def _q_values(outputs: list[Tensor]) -> Tensor:
 
 
 def _q_networks(head: Any) -> list[Networks] | None:
-    if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss"):
+    if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics"):
         return None
     found = [plain_mlp(network) for network in (head.advantage, head.value) if network is not None]
     return None if None in found else found  # type: ignore[return-value]
@@ -160,7 +160,10 @@ DQN_LOSS = FastPath(
     _dqn_loss,
     (
         "rl_lab.workflows.dqn:DQN.loss",
-        *(f"{_HEADS}q_values:{name}" for name in ("ActionNetwork.forward", "QValues.values", "QValues.loss")),
+        *(
+            f"{_HEADS}q_values:{name}"
+            for name in ("ActionNetwork.forward", "QValues.values", "QValues.loss", "QValues.metrics")
+        ),
         "rl_lab.components.networks.encoders:ObservationEncoder.forward",
         "rl_lab.training.target_network:TargetNetwork.forward",
         _MLP,

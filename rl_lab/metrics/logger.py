@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_lab.metrics.names import check_name
+from rl_lab.metrics.names import Meaning, check_name, meaning_of
 from rl_lab.metrics.series import pack_series, unpack_series
 from rl_lab.metrics.writers import Level, Row, Writer
 from rl_lab.types import Counts, Metrics, StateTree
@@ -46,6 +46,7 @@ class MetricLogger:
         self._numbers: dict[str, list[float]] = {}
         self._tensors: dict[str, list[Tensor]] = {}  # 0-d tensors, and 1-d tensors of scalars already packed
         self._known_names: set[str] = set()
+        self._watched: dict[str, Meaning] = {}  # those that warn above a limit and have not yet
 
     def add(self, metrics: Metrics) -> None:
         """Take numbers and detached scalar tensors into the window; never waits for a device."""
@@ -80,6 +81,10 @@ class MetricLogger:
         self.last_non_finite = tuple(name for name in row if not math.isfinite(row[name]))
         for writer in self.writers:
             writer.write(row)
+        for name, meaning in list(self._watched.items()):
+            if meaning.warn_above is not None and row.get(name, 0.0) > meaning.warn_above:
+                del self._watched[name]
+                self.message(f"{name} is {row[name]:.3g}. {meaning.description} Healthy: {meaning.advice}", "warning")
         return row
 
     def message(self, text: str, level: Level = "info") -> None:
@@ -124,6 +129,9 @@ class MetricLogger:
         if name not in self._known_names:
             check_name(name, strict=self.strict_names)
             self._known_names.add(name)
+            meaning = meaning_of(name)
+            if meaning is not None and meaning.warn_above is not None:
+                self._watched[name] = meaning
 
 
 def _plain_number(value: Any) -> float | int:

@@ -18,6 +18,7 @@ class Meaning(NamedTuple):
     unit: str
     description: str
     advice: str = ""
+    warn_above: float | None = None  # a row that holds more says so, once
 
 
 COUNTERS: dict[str, Meaning] = {
@@ -117,6 +118,13 @@ NAMES: dict[str, Meaning] = {
     ),
     "train/phase_fraction": Meaning("fraction", "How much of the current phase is done.", "0 to 1."),
     "train/phase_index": Meaning("index", "Which phase of the curriculum runs, from 0.", "Whole numbers that rise."),
+    "train/clipped_target_fraction": Meaning(
+        "fraction",
+        "Categorical values (C51): how much of the targets' probability lies outside `lowest` … `highest` and is moved "
+        "to an end.",
+        "0. Above 0.01 the run warns once: set `components.q_values.lowest` and `highest` to returns that can occur.",
+        warn_above=0.01,
+    ),
     "train/clip_range": Meaning("1", "PPO's limit on the probability ratio.", "Follows its schedule."),
     "train/model_kl": Meaning(
         "nats",

@@ -74,10 +74,14 @@ class Workflow(ABC):
         acting: ActingController = self.context.controllers.require(controller, ActingController)
 
         def act_alone(time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
+            self.count_in_statistics(time_step)
             mask = time_step.observation.get("action_mask")
             return PolicyStep(action=acting.sample(time_step.num_envs, device=time_step.reward.device, mask=mask))
 
         return act_alone
+
+    def count_in_statistics(self, time_step: TimeStep) -> None:  # noqa: B027 (most have no statistics)
+        """Learn statistics, such as a normaliser's, from rows that another controller collects."""
 
     def gradient_step(
         self, optimizer: Any, loss: LossOutput, scales: Mapping[str, float | Tensor] | None = None, *, name: str = ""

@@ -6,6 +6,7 @@ arXiv:1710.02298) adds to it, each by a switch of its own:
     dueling        components.q_values.dueling   state value and advantages apart
     distributional q_values=categorical          the distribution of returns (C51); q_values=quantile: its quantiles
     prioritised    replay=prioritized            surprising transitions more often, with weights that undo the bias
+    noisy          components.q_values.noisy     learnt noise in the weights explores (write algorithm.epsilon: 0.0)
 
 One update, for a batch of transitions (s, a, r_1 … r_n, s_n) from replay:
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.heads.tables import allowed_values
+from rl_lab.components.networks.noisy import without_noise
 from rl_lab.components.returns.transitions import transition_and_following
 from rl_lab.kernels.door import fast_path
 from rl_lab.training.schedules import Schedule, value_at
@@ -64,6 +66,9 @@ class Head(Protocol):
         weight: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mean loss of transitions to `reward + discount * next`, and how wrong each was `[B]`."""
+
+    def metrics(self, *, reward: Tensor, discount: Tensor, next_output: Tensor, next_action: Tensor) -> Metrics:
+        """What is worth logging about these targets."""
 
 
 class DQN(Workflow):
@@ -112,10 +117,12 @@ class DQN(Workflow):
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         mask = time_step.observation.get("action_mask")
+        if mode == "eval":
+            with without_noise(self.network):
+                values = self.head.values(self.network(time_step.observation))
+            return PolicyStep(allowed_values(values, mask).argmax(-1))
         values = self.head.values(self.network(time_step.observation))
         best = allowed_values(values, mask).argmax(-1)
-        if mode == "eval":
-            return PolicyStep(best)
         anything = allowed_values(torch.rand_like(values), mask).argmax(-1)  # the largest of equal chances
         explores = torch.rand(len(best), device=best.device) < self._acting_epsilon
         return PolicyStep(torch.where(explores, anything, best))
@@ -155,17 +162,12 @@ class DQN(Workflow):
             chooser = self.network(following).float() if self.double else next_output
             next_action = allowed_values(self.head.values(chooser), following.get("action_mask")).argmax(-1)
 
-        loss, priority = self.head.loss(
-            output,
-            batch["action"][:, 0],
-            reward=transition["reward"],
-            discount=transition["discount"],
-            next_output=next_output,
-            next_action=next_action,
-            weight=batch.get("weight"),  # prioritised replay gives one
-        )
-        value_mean = self.head.values(output.detach()).mean()
-        return LossOutput({"value": loss}, {"controller/value_mean": value_mean}, {"priority": priority})
+        reward, discount = transition["reward"], transition["discount"]
+        target = {"reward": reward, "discount": discount, "next_output": next_output, "next_action": next_action}
+        weight = batch.get("weight")  # prioritised replay gives one
+        loss, priority = self.head.loss(output, batch["action"][:, 0], weight=weight, **target)
+        metrics = {"controller/value_mean": self.head.values(output.detach()).mean(), **self.head.metrics(**target)}
+        return LossOutput({"value": loss}, metrics, {"priority": priority})
 
     def transitions(self, batch: Batch) -> tuple[Batch, Batch]:
         """Reward and discount of each transition, and the observation `[B, ...]` it led to.

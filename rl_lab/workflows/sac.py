@@ -94,10 +94,14 @@ class SAC(Workflow):
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         if mode == "train":
-            self.observation_normalizer.update(time_step.observation)  # each row once, when it is first seen
+            self.count_in_statistics(time_step)
         features = self.encoder(self.observation_normalizer(time_step.observation))
         policy = self.actor(features, time_step.observation.get("action_mask"))
         return PolicyStep(policy.mode() if mode == "eval" else policy.sample())
+
+    def count_in_statistics(self, time_step: TimeStep) -> None:
+        """Each row counts once in the normaliser's statistics, when it is first seen, whoever acts."""
+        self.observation_normalizer.update(time_step.observation)
 
     # --- learning ---
 

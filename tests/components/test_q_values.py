@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.components.heads.q_values import ActionNetwork, CategoricalQ, QuantileQ, QValues, of_action
+from rl_lab.components.networks.noisy import without_noise
 from rl_lab.types import ActionSpec, ConfigError
 
 THREE = ActionSpec("discrete", (3,))
@@ -85,7 +86,13 @@ def test_of_action_picks_one_action_of_each_row() -> None:
 def test_dueling_adds_the_state_value_to_advantages_without_their_mean(numbers: int) -> None:
     torch.manual_seed(0)
     network = ActionNetwork(
-        input_size=4, action=THREE, numbers_per_action=numbers, hidden_sizes=[8], activation="relu", dueling=True
+        input_size=4,
+        action=THREE,
+        numbers_per_action=numbers,
+        hidden_sizes=[8],
+        activation="relu",
+        dueling=True,
+        noisy=False,
     )
     features = torch.randn(7, 4)
     output = network(features).reshape(7, 3, numbers)
@@ -291,3 +298,31 @@ def test_other_actions_are_refused_with_the_algorithm_to_use(kind: type[Any], ac
 def test_impossible_settings_are_refused(kind: type[Any], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         head(kind, **settings)
+
+
+def test_the_fraction_of_a_target_outside_the_support_by_hand() -> None:
+    """Atoms 0, 1, 2, equally likely. Row 0: 1 + atoms, so 3 is outside. Row 1: -5 alone. Row 2: nothing moves."""
+    net = head(CategoricalQ, num_atoms=3, lowest=0.0, highest=2.0)
+    found = net.metrics(
+        reward=torch.tensor([1.0, -5.0, 0.0]),
+        discount=torch.tensor([1.0, 0.0, 1.0]),
+        next_output=torch.zeros(3, 3, 3),
+        next_action=torch.zeros(3, dtype=torch.int64),
+    )
+    assert float(found["train/clipped_target_fraction"]) == pytest.approx((1 / 3 + 1 + 0) / 3)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_noisy_values_differ_from_call_to_call_and_evaluations_use_the_means(kind: type[Any]) -> None:
+    torch.manual_seed(0)
+    net, features = head(kind, noisy=True, dueling=True), torch.randn(5, 4)
+    assert not torch.equal(net(features), net(features))
+    with without_noise(net):
+        quiet = net(features)
+        assert torch.equal(net(features), quiet)
+    torch.manual_seed(1)
+    first = net(features)
+    torch.manual_seed(1)
+    assert torch.equal(net(features), first), "all noise is from torch's generator"
+    mean = torch.stack([net(features) for _ in range(4000)]).mean(0)
+    assert torch.allclose(mean, quiet, atol=0.2)

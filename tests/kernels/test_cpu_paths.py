@@ -224,6 +224,7 @@ def test_hooks_and_other_activations_are_respected() -> None:
     other(features)
     normed = MLP(input_size=5, hidden_sizes=(8,), output_size=2, norm="layer")
     normed(features)
+    MLP(input_size=5, hidden_sizes=(8,), output_size=2, noisy=True)(features)
     assert not door.in_use()
 
 

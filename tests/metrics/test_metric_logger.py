@@ -245,3 +245,14 @@ def test_an_undocumented_name_is_refused_when_strict(monkeypatch: pytest.MonkeyP
 def test_a_name_without_a_known_prefix_is_always_refused() -> None:
     with pytest.raises(ConfigError, match=r"'policy/entropy' has no known prefix: .* collect/, train/, controller/"):
         MetricLogger([], strict_names=False).add({"policy/entropy": 1.0})
+
+
+def test_a_metric_above_its_limit_warns_once_with_its_value() -> None:
+    writer = MemoryWriter()
+    logger = MetricLogger([writer])
+    for fraction in (0.005, 0.25, 0.5):
+        logger.add({"train/clipped_target_fraction": fraction})
+        logger.write(Counts(), wall_s=0.0)
+    [(level, text)] = writer.messages
+    assert level == "warning" and text.startswith("train/clipped_target_fraction is 0.25. Categorical values (C51)")
+    assert "components.q_values.lowest" in text

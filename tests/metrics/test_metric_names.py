@@ -23,7 +23,7 @@ def test_every_name_has_a_known_prefix_a_unit_and_a_meaning() -> None:
     for name, meaning in NAMES.items():
         assert name.startswith(PREFIXES)
         assert meaning.unit and meaning.description.endswith(".") and meaning.advice.endswith("."), name
-        assert "|" not in "".join(meaning), "a bar would break the table"
+        assert "|" not in "".join(meaning[:3]), "a bar would break the table"
 
 
 def test_the_counters_are_those_of_counts_and_the_clock() -> None:

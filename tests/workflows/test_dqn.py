@@ -318,6 +318,21 @@ def test_every_switch_goes_with_every_head(
     assert type(run.orchestrator.buffers["replay"]).__name__.startswith("Prioritized") == (replay == "prioritized")
 
 
+@pytest.mark.parametrize("q_values", HEADS)
+def test_noisy_layers_learn_with_every_head_and_evaluate_without_noise(q_values: str) -> None:
+    run = trained("CartPole-v1:dqn", "components.q_values.noisy=true", "algorithm.epsilon=0.0", f"q_values={q_values}")
+    workflow = run.agent.workflow
+    layer = workflow.head.advantage.hidden[0]
+    assert float(layer.weight_std.detach().std()) > 0, "the std is learnt: it started the same everywhere"
+    no = torch.zeros(64, dtype=torch.bool)
+    step = TimeStep({"vector": torch.randn(64, 4)}, torch.zeros(64), no, no, no)
+    key = next(iter(workflow.context.spec.observation))
+    step = replace(step, observation={key: step.observation["vector"]})
+    answers = [workflow.act(step, None, mode="eval").action for _ in range(5)]
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
+    assert layer.is_noisy
+
+
 def test_prioritised_replay_learns_the_priorities_of_the_batch() -> None:
     run = trained("CartPole-v1:dqn", "replay=prioritized")
     masses = run.orchestrator.buffers["replay"]._priorities.tree.leaves

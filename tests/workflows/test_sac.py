@@ -289,6 +289,37 @@ def test_statistics_of_what_is_seen_are_learnt_while_acting() -> None:
     assert not torch.equal(normalizer.scales[0].center, torch.zeros(3))
 
 
+def test_rows_that_another_controller_collects_count_in_the_statistics() -> None:
+    run = build(
+        compose(
+            "sac_pendulum",
+            [
+                "components.observation_normalizer.mode=rolling",
+                "training.phases.prefill.duration_steps=100",
+                "training.phases.train.duration_steps=4",
+                "evaluation.final_episodes=0",
+            ],
+        ),
+        run=None,
+        quiet=True,
+    )
+    counts: list[float] = []
+    workflow: Any = run.agent.workflow
+    update = workflow.update_controller
+    moments = workflow.observation_normalizer.scales[0].moments
+
+    def watched(batch: Batch, *, phase: Phase) -> Any:
+        counts.append(float(moments.count))
+        return update(batch, phase=phase)
+
+    workflow.update_controller = watched
+    try:
+        run.orchestrator.run()
+    finally:
+        run.close()
+    assert counts[0] == 104, "at the first update: 100 rows of the prefill, 4 of the policy"
+
+
 # --- refusals ---
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.networks.mlp import MLP
-from rl_lab.types import ActionSpec, ConfigError
+from rl_lab.types import ActionSpec, ConfigError, Metrics
 
 
 class ActionNetwork(nn.Module):
@@ -27,6 +27,7 @@ class ActionNetwork(nn.Module):
 
     Dueling (Wang et al. 2016): output = V + advantage - mean of the advantages over the actions, two networks side by
     side. Subtracting the mean says which part is V; without it any number could move from one to the other.
+    Noisy: layers that explore by noise in their weights (`networks.noisy`).
     """
 
     def __init__(
@@ -38,13 +39,20 @@ class ActionNetwork(nn.Module):
         hidden_sizes: Sequence[int],
         activation: str,
         dueling: bool,
+        noisy: bool,
     ) -> None:
         super().__init__()
         self.numbers = numbers_per_action
         self.actions_axis = -1 if numbers_per_action == 1 else -2
 
         def network(output_size: int) -> MLP:
-            return MLP(input_size=input_size, hidden_sizes=hidden_sizes, activation=activation, output_size=output_size)
+            return MLP(
+                input_size=input_size,
+                hidden_sizes=hidden_sizes,
+                activation=activation,
+                output_size=output_size,
+                noisy=noisy,
+            )
 
         self.advantage = network(_num_actions(action) * numbers_per_action)
         self.value = network(numbers_per_action) if dueling else None
@@ -57,6 +65,10 @@ class ActionNetwork(nn.Module):
         if self.numbers > 1:
             value = value.unsqueeze(-2)
         return value + advantage - advantage.mean(self.actions_axis, keepdim=True)
+
+    def metrics(self, *, reward: Tensor, discount: Tensor, next_output: Tensor, next_action: Tensor) -> Metrics:
+        """What is worth knowing about the targets, besides the loss."""
+        return {}
 
     def _by_action(self, flat: Tensor) -> Tensor:
         return flat if self.numbers == 1 else flat.unflatten(-1, (-1, self.numbers))
@@ -76,6 +88,7 @@ class QValues(ActionNetwork):
         hidden_sizes: Sequence[int] = (),
         activation: str = "relu",
         dueling: bool = False,
+        noisy: bool = False,
         huber_threshold: float | None = 1.0,
     ) -> None:
         super().__init__(
@@ -85,6 +98,7 @@ class QValues(ActionNetwork):
             hidden_sizes=hidden_sizes,
             activation=activation,
             dueling=dueling,
+            noisy=noisy,
         )
         self.huber_threshold = None if huber_threshold is None else _above_zero("huber_threshold", huber_threshold)
 
@@ -129,6 +143,7 @@ class CategoricalQ(ActionNetwork):
         hidden_sizes: Sequence[int] = (),
         activation: str = "relu",
         dueling: bool = False,
+        noisy: bool = False,
         num_atoms: int = 51,
         lowest: float = -10.0,
         highest: float = 10.0,
@@ -140,6 +155,7 @@ class CategoricalQ(ActionNetwork):
             hidden_sizes=hidden_sizes,
             activation=activation,
             dueling=dueling,
+            noisy=noisy,
         )
         if not -math.inf < lowest < highest < math.inf:
             raise ConfigError(
@@ -174,6 +190,15 @@ class CategoricalQ(ActionNetwork):
         priority = (loss.detach() - entropy).clamp_(min=0.0)  # rounding may leave it just below 0
         return _weighted_mean(loss, weight), priority
 
+    @torch.no_grad()
+    def metrics(self, *, reward: Tensor, discount: Tensor, next_output: Tensor, next_action: Tensor) -> Metrics:
+        """How much of the targets' probability lies outside the support, where `project` moves it to an end."""
+        moved = reward.unsqueeze(-1) + discount.unsqueeze(-1) * self.support
+        rounding = 1e-3 * (self.highest - self.lowest) / (len(self.support) - 1)  # of an atom
+        outside = (moved < self.lowest - rounding) | (moved > self.highest + rounding)
+        probability = of_action(next_output, next_action).softmax(-1)
+        return {"train/clipped_target_fraction": (probability * outside).sum(-1).mean()}
+
     def project(self, probability: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """Probabilities `[B, K]` of `reward + discount * support`, shared between the two atoms next to each return.
 
@@ -199,6 +224,7 @@ class QuantileQ(ActionNetwork):
         hidden_sizes: Sequence[int] = (),
         activation: str = "relu",
         dueling: bool = False,
+        noisy: bool = False,
         num_quantiles: int = 51,
         huber_threshold: float = 1.0,
     ) -> None:
@@ -209,6 +235,7 @@ class QuantileQ(ActionNetwork):
             hidden_sizes=hidden_sizes,
             activation=activation,
             dueling=dueling,
+            noisy=noisy,
         )
         self.huber_threshold = _above_zero("huber_threshold", huber_threshold)
         fractions = (torch.arange(num_quantiles) + 0.5) / num_quantiles
@@ -236,9 +263,9 @@ class QuantileQ(ActionNetwork):
             target.unsqueeze(-2), predicted.unsqueeze(-1)
         )  # [B, K predicted, K target]
         error = F.huber_loss(tall, wide, reduction="none", delta=self.huber_threshold) / self.huber_threshold
-        slope = (self.fractions.unsqueeze(-1) - (wide < tall.detach()).to(error.dtype)).abs()
+        weighting = (self.fractions.unsqueeze(-1) - (wide < tall.detach()).to(error.dtype)).abs()
         priority = (predicted.detach().mean(-1) - target.mean(-1)).abs_()
-        return _weighted_mean((slope * error).mean(-1).sum(-1), weight), priority
+        return _weighted_mean((weighting * error).mean(-1).sum(-1), weight), priority
 
 
 def _weighted_mean(loss: Tensor, weight: Tensor | None) -> Tensor:

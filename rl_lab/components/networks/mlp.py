@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_lab.components.networks.noisy import NoisyLinear
 from rl_lab.kernels.door import fast_path
 from rl_lab.types import ConfigError, did_you_mean
 
@@ -40,7 +41,10 @@ def choose(choices: Mapping[str, Choice], name: str, *, place: str) -> Choice:
 
 
 class MLP(nn.Module):
-    """Linear, norm and activation for each hidden size; with `output_size`, one bare linear layer at the end."""
+    """Linear, norm and activation for each hidden size; with `output_size`, one bare linear layer at the end.
+
+    noisy: linear layers with learnt noise in their weights, which have a start of their own.
+    """
 
     def __init__(
         self,
@@ -51,15 +55,21 @@ class MLP(nn.Module):
         norm: str = "none",
         output_size: int | None = None,
         output_gain: float = 1.0,
+        noisy: bool = False,
     ) -> None:
         super().__init__()
         self.activation_name = activation
         self.activation = choose(ACTIVATIONS, activation, place="MLP activation")
         make_norm = choose(NORMS, norm, place="MLP norm")
         sizes = [input_size, *_positive(hidden_sizes)]
-        self.hidden = nn.ModuleList(linear(before, after) for before, after in pairwise(sizes))
+        make_layer = NoisyLinear if noisy else linear
+        self.hidden = nn.ModuleList(make_layer(before, after) for before, after in pairwise(sizes))
         self.norms = nn.ModuleList(make_norm(size) for size in sizes[1:]) if make_norm is not None else None
-        self.output = linear(sizes[-1], output_size, gain=output_gain) if output_size is not None else None
+        self.output: nn.Linear | None = None
+        if output_size is not None:
+            self.output = (
+                NoisyLinear(sizes[-1], output_size) if noisy else linear(sizes[-1], output_size, gain=output_gain)
+            )
         self.output_size = sizes[-1] if output_size is None else output_size
         self.layers = [*self.hidden, *([] if self.output is None else [self.output])]
         self.has_output = output_size is not None

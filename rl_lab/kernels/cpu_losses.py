@@ -152,6 +152,7 @@ def _q_networks(head: Any) -> list[Networks] | None:
 def _observed_vector(workflow: Any, encoder: Any) -> str | None:
     """The one key of the observation that the networks read as it is; None where there is more to it."""
     is_ours = is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions")
+    is_ours = is_ours and not workflow.observation_normalizer.keys
     is_ours = is_ours and is_unchanged(encoder, "rl_lab.components.networks.encoders:ObservationEncoder", "forward")
     return encoder.plain_key if is_ours and not encoder.has_layers else None
 

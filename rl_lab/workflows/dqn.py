@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.heads.tables import allowed_values
 from rl_lab.components.networks.noisy import without_noise
+from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.components.returns.transitions import transition_and_following
 from rl_lab.kernels.door import fast_path
 from rl_lab.training.schedules import Schedule, value_at
@@ -106,6 +107,8 @@ class DQN(Workflow):
         encoder: Any = context.components.require("encoder", Encoder)
         head: Any = context.components.require("q_values", Head)
         self.head: Head = head
+        normalizer = context.components.optional("observation_normalizer")  # none in older runs
+        self.observation_normalizer = normalizer or ObservationNormalizer(observation={})
         self.network = nn.Sequential(encoder, head)
         self.target = TargetNetwork(self.network, rate=self.target_rate, every=self.target_every)
         context.components.add("target", self.target)
@@ -117,15 +120,22 @@ class DQN(Workflow):
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         mask = time_step.observation.get("action_mask")
+        if mode == "train":
+            self.count_in_statistics(time_step)
+        observation = self.observation_normalizer(time_step.observation)
         if mode == "eval":
             with without_noise(self.network):
-                values = self.head.values(self.network(time_step.observation))
+                values = self.head.values(self.network(observation))
             return PolicyStep(allowed_values(values, mask).argmax(-1))
-        values = self.head.values(self.network(time_step.observation))
+        values = self.head.values(self.network(observation))
         best = allowed_values(values, mask).argmax(-1)
         anything = allowed_values(torch.rand_like(values), mask).argmax(-1)  # the largest of equal chances
         explores = torch.rand(len(best), device=best.device) < self._acting_epsilon
         return PolicyStep(torch.where(explores, anything, best))
+
+    def count_in_statistics(self, time_step: TimeStep) -> None:
+        """Each row counts once in the normaliser's statistics, when it is first seen, whoever acts."""
+        self.observation_normalizer.update(time_step.observation)
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         self._acting_epsilon = value_at(self.epsilon, phase.progress)
@@ -154,7 +164,8 @@ class DQN(Workflow):
     @fast_path("rl_lab.kernels.cpu_losses:DQN_LOSS")
     def loss(self, batch: Batch) -> LossOutput:
         transition, following = self.transitions(batch)
-        output = self.network({key: batch[key][:, 0] for key in self.observation_keys}).float()
+        now = self.observation_normalizer({key: batch[key][:, 0] for key in self.observation_keys})
+        output = self.network(now).float()
 
         # The target: the online network (double) or the target network itself chooses, the target network values it.
         next_output = self.target(following).float()  # its parameters want no gradient, so it leaves no graph
@@ -170,7 +181,7 @@ class DQN(Workflow):
         return LossOutput({"value": loss}, metrics, {"priority": priority})
 
     def transitions(self, batch: Batch) -> tuple[Batch, Batch]:
-        """Reward and discount of each transition, and the observation `[B, ...]` it led to.
+        """Reward and discount of each transition, and the normalised observation `[B, ...]` it led to.
 
         row t      0        1        …    n
         n = 1      s, a     r, s'                    replay starts nowhere an episode ends, so row 1 always follows
@@ -178,4 +189,5 @@ class DQN(Workflow):
         """
         if self.reward_clip is not None:
             batch = {**batch, "reward": batch["reward"].clamp(-self.reward_clip, self.reward_clip)}
-        return transition_and_following(batch, self.discount, self.observation_keys)
+        transition, following = transition_and_following(batch, self.discount, self.observation_keys)
+        return transition, self.observation_normalizer(following)

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.components.returns.returns import episode_return, lambda_return, mean, standardize
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
@@ -60,6 +61,8 @@ class Reinforce(Workflow):
 
     def initialize(self, context: WorkflowContext) -> None:
         super().initialize(context)
+        normalizer = context.components.optional("observation_normalizer")  # none in older runs
+        self.observation_normalizer = normalizer or ObservationNormalizer(observation={})
         self.encoder: Encoder = context.components.require("encoder", Encoder)
         self.critic_encoder: Encoder | None = context.components.optional("critic_encoder", Encoder)
         self.actor: Actor = context.controllers.require("actor", Actor)
@@ -72,7 +75,8 @@ class Reinforce(Workflow):
             )
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
-        policy = self.actor(self.encoder(time_step.observation), time_step.observation.get("action_mask"))
+        features = self.encoder(self.observation_normalizer(time_step.observation))
+        policy = self.actor(features, time_step.observation.get("action_mask"))
         return PolicyStep(policy.mode() if mode == "eval" else policy.sample())
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
@@ -83,6 +87,7 @@ class Reinforce(Workflow):
         with self.context.runtime.autocast():
             loss = self.loss(batch)
         taken = self.gradient_step(self.optimizer, loss, scales)
+        self.observation_normalizer.update(batch, ~batch["is_last"])  # after learning: acted and learnt under the same
         self.context.collector.restart()  # what runs was begun by the old parameters
         return {**rate, **taken, "train/gradient_steps": 1}
 
@@ -92,12 +97,13 @@ class Reinforce(Workflow):
         learn    where ~is_last   never         every episode ends by its own last row
         """
         valid = ~batch["is_last"][:, :-1]
-        features = self.encoder(batch)
+        observation = self.observation_normalizer(batch)
+        features = self.encoder(observation)
         mask = batch.get("action_mask")
         policy = self.actor(features[:, :-1], None if mask is None else mask[:, :-1])
         value = torch.zeros_like(batch["reward"])
         if self.critic is not None:
-            value = self.critic(features if self.critic_encoder is None else self.critic_encoder(batch))
+            value = self.critic(features if self.critic_encoder is None else self.critic_encoder(observation))
             value = value.float()  # autocast's bfloat16 would round the discount of the returns
 
         returns = self._returns(batch, value.detach())

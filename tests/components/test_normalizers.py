@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from rl_lab.components.networks.normalizers import ObservationNormalizer, RewardNormalizer
-from rl_lab.types import ArraySpec, ConfigError
+from rl_lab.types import ActionSpec, ArraySpec, ConfigError
 
 OBSERVATION = {
     "vector": ArraySpec((3,), "float32", low=(0.0, -1.0, 5.0), high=(10.0, 1.0, 5.0)),
@@ -95,10 +97,19 @@ def test_static_without_bounds_is_refused_by_key() -> None:
         ObservationNormalizer(observation={"speed": ArraySpec((1,), "float32")}, mode="static")
 
 
+@pytest.mark.parametrize(("kind", "modes"), [("continuous", ("rolling", "return_scale")), ("discrete", ("off", "off"))])
+def test_auto_normalises_where_actions_are_continuous(kind: Any, modes: tuple[str, str]) -> None:
+    action = ActionSpec(kind, (2,))
+    observations = ObservationNormalizer(observation=OBSERVATION, action=action, mode="auto")
+    rewards = RewardNormalizer(num_envs=2, action=action, mode="auto")
+    assert (observations.mode, rewards.mode) == modes
+    assert bool(observations.keys) == (kind == "continuous")
+
+
 def test_misspelt_modes_and_clips_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"observation normalizer mode: 'roling'.*Did you mean 'rolling'"):
         ObservationNormalizer(observation=OBSERVATION, mode="roling")
-    with pytest.raises(ConfigError, match=r"reward normalizer mode: 'scale'.*allowed: off, return_scale"):
+    with pytest.raises(ConfigError, match=r"reward normalizer mode: 'scale'.*allowed: auto, off, return_scale"):
         RewardNormalizer(num_envs=2, mode="scale")
     with pytest.raises(ConfigError, match=r"reward normalizer clip: 0; allowed is a number above 0"):
         RewardNormalizer(num_envs=2, clip=0)

@@ -137,3 +137,9 @@ def test_a_task_of_another_kind_than_the_environment_is_refused() -> None:
         refusal.value
     )
     assert "Leave one of the two out" in str(refusal.value)
+
+
+def test_ppo_says_in_explain_when_it_normalises() -> None:
+    for part, word in (("observation_normalizer", "rolling"), ("reward_normalizer", "return_scale")):
+        found = explain(f"components.{part}.mode", "Hopper-v5:ppo")
+        assert found.value == "auto" and f"auto: {word} with continuous actions, else off" in found.documentation

@@ -18,6 +18,7 @@ from rl_lab.components.networks.encoders import ObservationEncoder
 from rl_lab.components.networks.ensemble import EnsembleMLP
 from rl_lab.components.networks.memory import GRUMemory
 from rl_lab.components.networks.mlp import MLP
+from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.kernels import door
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import ActionSpec, ArraySpec
@@ -67,7 +68,13 @@ def ppo(inputs: Inputs) -> Call:
 
 
 def dqn(
-    *, double: bool = True, huber: float | None = 1.0, dueling: bool = False, weighted: bool = False, n_step: int = 1
+    *,
+    double: bool = True,
+    huber: float | None = 1.0,
+    dueling: bool = False,
+    weighted: bool = False,
+    n_step: int = 1,
+    normalizer: str = "off",
 ):
     def make(inputs: Inputs) -> Call:
         spec = {"vector": ArraySpec((5,), "float32")}
@@ -82,6 +89,7 @@ def dqn(
             for parameter in workflow.target.parameters():
                 parameter.mul_(0.9)
         workflow.observation_keys = ("vector",)
+        workflow.observation_normalizer = ObservationNormalizer(observation=spec, mode=normalizer)
         batch = {
             "vector": inputs.normal(n_step + 1, 5),
             "action": inputs.integers(4, n_step + 1),
@@ -211,6 +219,10 @@ def test_what_the_fast_ppo_loss_does_not_know_runs_as_it_is_written(change: Call
         return call
 
     check(f"{LOSSES}PPO_LOSS", other, Variant(), is_used=False)
+
+
+def test_the_fast_dqn_loss_does_not_know_normalised_observations() -> None:
+    check(f"{LOSSES}DQN_LOSS", dqn(normalizer="rolling"), Variant(), is_used=False)
 
 
 def test_hooks_and_other_activations_are_respected() -> None:

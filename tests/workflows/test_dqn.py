@@ -333,6 +333,19 @@ def test_noisy_layers_learn_with_every_head_and_evaluate_without_noise(q_values:
     assert layer.is_noisy
 
 
+def test_observations_are_normalised_by_everything_collected() -> None:
+    run = trained("CartPole-v1:dqn", "components.observation_normalizer.mode=rolling")
+    workflow, batch = run.agent.workflow, run.orchestrator.buffers["replay"].sample(None)
+    moments = workflow.observation_normalizer.scales[0].moments
+    assert float(moments.count) > 0
+    key = next(iter(workflow.context.spec.observation))
+    read: list[Tensor] = []
+    workflow.network[0].register_forward_hook(lambda module, inputs, output: read.append(inputs[0][key]))
+    workflow.loss(batch)
+    expected = workflow.observation_normalizer({key: batch[key][:, 0]})[key]
+    assert torch.equal(read[0], expected) and not torch.equal(read[0], batch[key][:, 0])
+
+
 def test_prioritised_replay_learns_the_priorities_of_the_batch() -> None:
     run = trained("CartPole-v1:dqn", "replay=prioritized")
     masses = run.orchestrator.buffers["replay"]._priorities.tree.leaves

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from rl_lab import api
 from rl_lab.components.heads.distributions import Categorical
+from rl_lab.config.compose import compose
+from rl_lab.experiment.build import build
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.reinforce import Reinforce
@@ -217,3 +219,16 @@ def test_every_row_was_acted_by_the_parameters_that_learn_from_it(
     assert len(batches) > 5
     if running_episodes == "finish":
         assert set(batches) == {8}, "one episode of each of 8 environments"
+
+
+def test_observations_are_normalised_by_what_was_learnt_from() -> None:
+    words = ["components.observation_normalizer.mode=rolling", "training.phases.train.duration_updates=2"]
+    quick = ["training.phases.train.duration_steps=null", "evaluation.final_episodes=0"]
+    trained = build(compose("reinforce_cartpole", [*words, *quick]), run=None, quiet=True)
+    try:
+        trained.orchestrator.run()
+        workflow: Any = trained.agent.workflow
+        moments = workflow.observation_normalizer.scales[0].moments
+        assert 0 < float(moments.count) <= trained.housekeeping.counts.agent_steps, "each row once, padding not at all"
+    finally:
+        trained.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.networks.mlp import choose
 from rl_lab.components.returns.returns import scan_from_the_end
-from rl_lab.types import ArraySpec, Batch, ConfigError
+from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError
 
 
 class RunningMoments(nn.Module):
@@ -50,22 +51,23 @@ class RunningMoments(nn.Module):
 class ObservationNormalizer(nn.Module):
     """Float observations to about zero mean and unit size; images, discrete values and masks pass untouched.
 
-    off: nothing. rolling: by the mean and deviation of everything seen so far. static: from the bounds of the
-    observation's spec to [-1, 1].
+    off: nothing. rolling: by the mean and std of everything seen so far. static: from the bounds of the observation's
+    spec to [-1, 1]. auto: rolling where actions are continuous, else off.
     """
 
-    modes: ClassVar[dict[str, str]] = {"off": "off", "rolling": "rolling", "static": "static"}
+    modes: ClassVar[dict[str, str]] = {"auto": "rolling", "off": "off", "rolling": "rolling", "static": "static"}
 
     def __init__(
         self,
         *,
         observation: dict[str, ArraySpec],
+        action: ActionSpec | None = None,
         mode: str = "off",
         clip: float = 10.0,
         epsilon: float = 1e-8,
     ) -> None:
         super().__init__()
-        self.mode = choose(self.modes, mode, place="observation normalizer mode")
+        self.mode = mode = _mode(self.modes, mode, action, place="observation normalizer mode")
         self.clip = _above_zero("observation normalizer clip", clip)
         self.epsilon = epsilon
         specs = {key: spec for key, spec in observation.items() if spec.dtype.startswith("float")}
@@ -125,16 +127,17 @@ class _Scale(nn.Module):
 
 
 class RewardNormalizer(nn.Module):
-    """Rewards divided by the running deviation of the discounted return, so that values are of size one.
+    """Rewards divided by the running std of the discounted return, so that values are of size one.
 
      row t           0      1      2      3      each row once, over all rollouts: pass rows 1..T of rows 0..T
      is_first        1      0      0      1
      running return  0      r1     r2 + discount * r1     0      continues from the last call, per environment
 
-    Nothing is subtracted: the sign of a reward keeps its meaning.
+    Nothing is subtracted: the sign of a reward keeps its meaning. auto: return_scale where actions are continuous, else
+    off.
     """
 
-    modes: ClassVar[dict[str, str]] = {"off": "off", "return_scale": "return_scale"}
+    modes: ClassVar[dict[str, str]] = {"auto": "return_scale", "off": "off", "return_scale": "return_scale"}
     running_return: Tensor
     factor: Tensor
 
@@ -142,13 +145,14 @@ class RewardNormalizer(nn.Module):
         self,
         *,
         num_envs: int,
+        action: ActionSpec | None = None,
         mode: str = "off",
         discount: float = 0.99,
         clip: float = 10.0,
         epsilon: float = 1e-8,
     ) -> None:
         super().__init__()
-        self.mode = choose(self.modes, mode, place="reward normalizer mode")
+        self.mode = _mode(self.modes, mode, action, place="reward normalizer mode")
         self.clip = _above_zero("reward normalizer clip", clip)
         self.discount = discount
         self.epsilon = epsilon
@@ -173,6 +177,12 @@ class RewardNormalizer(nn.Module):
         self.running_return.copy_(returns[:, -1])
         self.moments.update(returns.reshape(-1), (~is_first).reshape(-1))
         self.factor.copy_((self.moments.variance + self.epsilon).rsqrt())
+
+
+def _mode(modes: Mapping[str, str], name: str, action: ActionSpec | None, *, place: str) -> str:
+    """`auto`: tasks with continuous actions have observations and rewards of any scale."""
+    mode = choose(modes, name, place=place)
+    return "off" if name == "auto" and (action is None or action.kind != "continuous") else mode
 
 
 def _above_zero(place: str, value: float) -> float:

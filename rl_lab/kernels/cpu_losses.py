@@ -201,7 +201,7 @@ def _policy_loss(
     critics = _critics(critic) if learns_from(features) and not features.requires_grad else None
     is_ours = is_unchanged(actor, f"{_SOFT}SoftActor", "forward") and actor.is_continuous
     networks = plain_ensemble(actor.network) if is_ours else None
-    if critics is None or networks is None:
+    if critics is None or networks is None or critic.target_subset is not None:
         return NotImplemented
     rows, (lowest, highest) = len(features), actor.log_std_bounds
 
@@ -232,7 +232,7 @@ def _policy_loss(
 
 def _critics(critic: Any) -> Networks | None:
     """Critics of continuous actions."""
-    is_ours = is_unchanged(critic, f"{_SOFT}TwinCritic", "forward", "expect") and critic.is_continuous
+    is_ours = is_unchanged(critic, f"{_SOFT}TwinCritic", "forward", "expect", "combine") and critic.is_continuous
     return plain_ensemble(critic.networks) if is_ours else None
 
 
@@ -241,7 +241,10 @@ SAC_POLICY_LOSS = FastPath(
     _policy_loss,
     (
         "rl_lab.workflows.sac:policy_loss",
-        *(f"{_SOFT}{name}" for name in ("SoftActor.forward", "TwinCritic.forward", "TwinCritic.expect")),
+        *(
+            f"{_SOFT}{name}"
+            for name in ("SoftActor.forward", "TwinCritic.forward", "TwinCritic.expect", "TwinCritic.combine")
+        ),
         f"{_HEADS}distributions:SquashedGaussian.rsample_with_log_prob",
         _ENSEMBLE,
     ),

@@ -69,9 +69,9 @@ def plain_mlp(module: Any) -> Networks | None:
 
 
 def plain_ensemble(module: Any) -> Networks | None:
-    """The networks of an `EnsembleMLP`; None where they are activated otherwise than by tanh or relu."""
+    """The networks of an `EnsembleMLP`; None where they have norms or other activations than tanh and relu."""
     is_one = is_unchanged(module, "rl_lab.components.networks.ensemble:EnsembleMLP", "forward")
-    if not is_one or module.activation not in (torch.tanh, torch.relu):
+    if not is_one or module.norms is not None or module.activation not in (torch.tanh, torch.relu):
         return None
     pairs = zip(module.weights._parameters.values(), module.biases._parameters.values(), strict=True)
     parameters = [each for pair in pairs for each in pair]

@@ -73,6 +73,7 @@ def _backward_layers(
 def _run(module: Any, *inputs: Tensor) -> Tensor:
     rows = inputs[0]
     is_plain = rows.is_cuda and rows.dtype is torch.float32 and not torch.is_autocast_enabled("cuda")
+    is_plain = is_plain and module.norms is None
     if not is_plain or rows.dim() != 2 or module.activation not in (torch.relu, torch.tanh):
         return NotImplemented
     parameters = [each for pair in zip(module.weights, module.biases, strict=True) for each in pair]

@@ -40,9 +40,9 @@ class Actor(Protocol):
 
 class Critic(Protocol):
     def __call__(self, features: Tensor, action: Tensor) -> Tensor:
-        """Values `[2, B]` of the actions taken."""
+        """Values `[E, B]` of the actions taken."""
 
-    def expect(self, features: Tensor, policy: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def expect(self, features: Tensor, policy: Any, noise: Tensor, *, is_target: bool = False) -> tuple[Tensor, Tensor]:
         """E[min Q] under the policy and the policy's entropy, `[B]` each."""
 
 
@@ -54,7 +54,7 @@ class Temperature(Protocol):
 
 
 class SAC(Workflow):
-    """Twin critics, a squashed Gaussian or categorical actor, one update per batch."""
+    """Two critics or more, a squashed Gaussian or categorical actor, one update per batch."""
 
     captured: ClassVar[tuple[str, ...]] = ("learn",)
     notes_priorities: ClassVar[bool] = True
@@ -145,7 +145,7 @@ class SAC(Workflow):
         features = self.encoder(observation)
         policy, noise = self.actor(features, observation.get("action_mask")), self.actor.noise(features)
         valued = features if self.slow_encoder is None else self.slow_encoder(observation)
-        value, entropy = self.slow_critic.module.expect(valued, policy, noise)  # type: ignore[operator]
+        value, entropy = self.slow_critic.module.expect(valued, policy, noise, is_target=True)  # type: ignore[operator]
         return value + temperature * entropy
 
     def improve_policy(self, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None) -> Metrics:
@@ -180,7 +180,7 @@ class SAC(Workflow):
 def critic_loss(
     critic: Critic, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """J_Q (as a mean over the critics), and their values `[2, B]` without gradient; target and weight are `[B]`."""
+    """J_Q (as a mean over the critics), and their values `[E, B]` without gradient; target and weight are `[B]`."""
     values = critic(features, action).float()
     error = (values - target).square()
     return (error if weight is None else error * weight).mean(), values.detach()

@@ -77,3 +77,14 @@ def test_layers_that_cannot_be_are_refused(hidden_sizes: tuple[int, ...]) -> Non
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(ConfigError, match="ensemble activation: 'rellu' is not known.* Did you mean 'relu'"):
         EnsembleMLP(size=2, input_size=3, hidden_sizes=(4,), output_size=1, activation="rellu")
+
+
+def test_layer_norm_normalises_each_member_by_itself() -> None:
+    torch.manual_seed(0)
+    ensemble = EnsembleMLP(size=2, input_size=3, hidden_sizes=(4,), output_size=1, norm="layer")
+    rows = torch.randn(5, 3)
+    for member in range(2):
+        hidden = F.linear(rows, ensemble.weights[0][member], ensemble.biases[0][member, 0])
+        hidden = torch.relu(F.layer_norm(hidden, (4,)))
+        expected = F.linear(hidden, ensemble.weights[1][member], ensemble.biases[1][member, 0])
+        assert torch.allclose(ensemble(rows)[member], expected, atol=1e-6)

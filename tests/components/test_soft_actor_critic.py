@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -208,3 +209,30 @@ def test_impossible_settings_are_refused() -> None:
         RandomShift(observation={"image": ArraySpec((9, 9, 1), "uint8")}, pixels=0)
     with pytest.raises(ConfigError, match="random shift: no observation is an image; there are v"):
         RandomShift(observation={"v": ArraySpec((2,), "float32")})
+
+
+# --- more critics than two ---
+
+
+def test_targets_take_the_least_of_a_random_subset_and_policies_the_mean() -> None:
+    critic = TwinCritic(input_size=3, action=ActionSpec("continuous", (2,)), num_critics=3, target_subset=2)
+    values = torch.tensor([[1.0], [2.0], [3.0]])
+    assert critic.combine(values, is_target=False).tolist() == [2.0]
+    torch.manual_seed(0)
+    found = [critic.combine(values, is_target=True).item() for _ in range(300)]
+    assert found.count(1.0) + found.count(2.0) == 300 and 170 < found.count(1.0) < 230  # two pairs of three hold the 1
+    critic.target_subset = None
+    assert critic.combine(values, is_target=True).tolist() == critic.combine(values, is_target=False).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_critics": 0}, "num_critics is 0; write a whole number of at least 1"),
+        ({"target_subset": 3}, r"target_subset is 3; write a whole number from 1 to num_critics \(2\)"),
+        ({"norm": "batch"}, "ensemble norm: 'batch' is not known; allowed: none, layer"),
+    ],
+)
+def test_impossible_critics_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TwinCritic(input_size=3, action=ActionSpec("continuous", (2,)), **settings)

@@ -105,9 +105,9 @@ def dqn(
     return make
 
 
-def sac_critic(*, weighted: bool) -> Callable[[Inputs], Call]:
+def sac_critic(*, weighted: bool, **settings: Any) -> Callable[[Inputs], Call]:
     def make(inputs: Inputs) -> Call:
-        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8)))
+        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8), **settings))
         weight = inputs.uniform() if weighted else None
         features = inputs.normal(5, requires_grad=True)
         args = (critic, features, inputs.uniform(3) * 2 - 1, inputs.normal(), weight)
@@ -116,12 +116,12 @@ def sac_critic(*, weighted: bool) -> Callable[[Inputs], Call]:
     return make
 
 
-def sac_policy(*, chosen: int | None = None) -> Callable[[Inputs], Call]:
+def sac_policy(*, chosen: int | None = None, **settings: Any) -> Callable[[Inputs], Call]:
     """`chosen`: how many rows take the second critic's value."""
 
     def make(inputs: Inputs) -> Call:
         actor = seeded(lambda: SoftActor(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8)))
-        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8)))
+        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8), **settings))
         features = inputs.normal(5)
         if chosen is not None:
             with torch.no_grad():  # the second critic is the lesser one only where the first feature is large
@@ -219,6 +219,21 @@ def test_what_the_fast_ppo_loss_does_not_know_runs_as_it_is_written(change: Call
         return call
 
     check(f"{LOSSES}PPO_LOSS", other, Variant(), is_used=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_critic_known", "is_policy_known"),
+    [
+        ({"num_critics": 3}, True, True),
+        ({"num_critics": 3, "target_subset": 2}, True, False),
+        ({"norm": "layer"}, False, False),
+    ],
+)
+def test_what_the_fast_sac_losses_know_of_critics(
+    settings: dict[str, Any], is_critic_known: bool, is_policy_known: bool
+) -> None:
+    check(f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=False, **settings), Variant(), is_used=is_critic_known)
+    check(f"{LOSSES}SAC_POLICY_LOSS", sac_policy(**settings), Variant(), is_used=is_policy_known)
 
 
 def test_the_fast_dqn_loss_does_not_know_normalised_observations() -> None:

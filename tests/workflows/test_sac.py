@@ -98,7 +98,9 @@ class KnownCritic(nn.Module):
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
         return self.values[:, None] + features[:, 0]
 
-    def expect(self, features: Tensor, policy: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def expect(
+        self, features: Tensor, policy: Tensor, noise: Tensor, *, is_target: bool = False
+    ) -> tuple[Tensor, Tensor]:
         return self(features, noise).amin(dim=0), policy
 
 
@@ -318,6 +320,17 @@ def test_rows_that_another_controller_collects_count_in_the_statistics() -> None
     finally:
         run.close()
     assert counts[0] == 104, "at the first update: 100 rows of the prefill, 4 of the policy"
+
+
+@pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE])
+def test_many_normalised_critics_learn(action: ActionSpec) -> None:
+    settings = {"norm": "layer", "num_critics": 5, "target_subset": 2}
+    critic = TwinCritic(input_size=3, action=action, hidden_sizes=(16,), **settings)  # type: ignore[arg-type]
+    workflow = make(action=action, parts={"critic": critic})
+    before = [parameter.detach().clone() for parameter in critic.parameters()]
+    workflow.update_controller(rows(action=action), phase=PHASE)
+    assert len(before) == 6, "weights and biases of two layers, scale and shift of one"
+    assert all(not torch.equal(old, new) for old, new in zip(before, critic.parameters(), strict=True))
 
 
 # --- refusals ---

@@ -63,7 +63,11 @@ class SoftActor(nn.Module):
 
 
 class TwinCritic(nn.Module):
-    """Two action-value networks; the lesser of the two is believed, since each alone learns to overestimate."""
+    """Action-value networks, usually two; the least value counts, since each alone learns to overestimate.
+
+    target_subset (REDQ; Chen et al. 2021, arXiv:2101.05982): targets take the least of so many critics, drawn at random
+    for each batch, and the policy follows the mean of all. null: the least of all, for both.
+    """
 
     def __init__(
         self,
@@ -72,34 +76,57 @@ class TwinCritic(nn.Module):
         action: ActionSpec,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str = "relu",
+        norm: str = "none",
+        num_critics: int = 2,
+        target_subset: int | None = None,
     ) -> None:
         super().__init__()
         _refuse_several_choices(action)
+        if num_critics < 1:
+            raise ConfigError(f"controllers.critic: num_critics is {num_critics}; write a whole number of at least 1.")
+        if target_subset is not None and not 1 <= target_subset <= num_critics:
+            raise ConfigError(
+                f"controllers.critic: target_subset is {target_subset}; write a whole number from 1 to num_critics "
+                f"({num_critics}), or null for all of them."
+            )
+        self.target_subset = target_subset
         self.is_continuous = action.kind == "continuous"
         num_numbers = action.sizes[0]
         self.networks = EnsembleMLP(
-            size=2,
+            size=num_critics,
             input_size=input_size + (num_numbers if self.is_continuous else 0),
             hidden_sizes=hidden_sizes,
             output_size=1 if self.is_continuous else num_numbers,
             activation=activation,
+            norm=norm,
         )
 
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
-        """Values `[2, B]` of the actions taken: `[B, A]` in [-1, 1], or `[B]` choices."""
+        """Values `[E, B]` of the actions taken: `[B, A]` in [-1, 1], or `[B]` choices."""
         if self.is_continuous:
             return self.networks(features, action).squeeze(-1)
-        chosen = action.expand(2, -1).unsqueeze(-1)
+        chosen = action.expand(self.networks.size, -1).unsqueeze(-1)
         return self.networks(features).gather(-1, chosen).squeeze(-1)
 
-    def expect(self, features: Tensor, policy: SoftPolicy, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """E[min Q(s, a)] under the policy and its entropy E[-log p(a|s)], `[B]` each: from one reparametrised draw of
+    def expect(
+        self, features: Tensor, policy: SoftPolicy, noise: Tensor, *, is_target: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """E[Q(s, a)] under the policy and its entropy E[-log p(a|s)], `[B]` each: from one reparametrised draw of
         continuous actions, exactly over discrete ones."""
         if isinstance(policy, Categorical):
-            least = self.networks(features).float().amin(dim=0)  # [B, A]
-            return (policy.probs * least).sum(dim=-1), policy.entropy()
+            value = self.combine(self.networks(features).float(), is_target=is_target)  # [B, A]
+            return (policy.probs * value).sum(dim=-1), policy.entropy()
         action, log_prob = policy.rsample_with_log_prob(noise)
-        return self(features, action).float().amin(dim=0), -log_prob
+        return self.combine(self(features, action).float(), is_target=is_target), -log_prob
+
+    def combine(self, values: Tensor, *, is_target: bool) -> Tensor:
+        """The critics' values `[E, ...]` to one, `[...]`."""
+        if self.target_subset is None:
+            return values.amin(dim=0)
+        if not is_target:
+            return values.mean(dim=0)
+        drawn = torch.rand(len(values), device=values.device).argsort()[: self.target_subset]
+        return values.index_select(0, drawn).amin(dim=0)
 
 
 class Temperature(nn.Module):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.networks.mlp import ACTIVATIONS, choose
@@ -21,13 +22,21 @@ from rl_lab.types import ConfigError
 class EnsembleMLP(nn.Module):
     """`size` networks with hidden layers and one bare linear layer at the end.
 
-    Weights and biases start uniform within 1 / sqrt(inputs), as in the reference implementations of SAC.
+    Weights and biases start uniform within 1 / sqrt(inputs), as in the reference implementations of SAC. norm: none, or
+    layer, which normalises the hidden layers before their activation.
     """
 
     has_output = True
 
     def __init__(
-        self, *, size: int, input_size: int, hidden_sizes: Sequence[int], output_size: int, activation: str = "relu"
+        self,
+        *,
+        size: int,
+        input_size: int,
+        hidden_sizes: Sequence[int],
+        output_size: int,
+        activation: str = "relu",
+        norm: str = "none",
     ) -> None:
         super().__init__()
         if isinstance(hidden_sizes, str) or not hidden_sizes or any(width < 1 for width in hidden_sizes):
@@ -42,6 +51,11 @@ class EnsembleMLP(nn.Module):
             bound = 1.0 / math.sqrt(before)
             self.weights.append(nn.Parameter(torch.empty(size, after, before).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(size, 1, after).uniform_(-bound, bound)))
+        self.norms: nn.ParameterList | None = None  # scale and shift of each hidden layer
+        if choose({"none": False, "layer": True}, norm, place="ensemble norm"):
+            widths = [width for width in hidden_sizes for _ in range(2)]
+            starts = [torch.ones, torch.zeros] * len(hidden_sizes)
+            self.norms = nn.ParameterList(start(size, 1, width) for start, width in zip(starts, widths, strict=True))
 
     @fast_path("rl_lab.kernels.gpu_ensemble:FORWARD")
     @fast_path("rl_lab.kernels.cpu_mlp:ENSEMBLE_FORWARD")
@@ -51,5 +65,8 @@ class EnsembleMLP(nn.Module):
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             hidden = torch.matmul(hidden, weight.transpose(1, 2)) + bias
             if index < len(self.weights) - 1:
+                if self.norms is not None:
+                    scale, shift = self.norms[2 * index], self.norms[2 * index + 1]
+                    hidden = torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:]), scale)
                 hidden = self.activation(hidden)
         return hidden

@@ -27,8 +27,8 @@ class Actor(nn.Module):
     """Features to a distribution over actions.
 
     A small `output_gain` starts the policy near uniform (discrete) or near the middle of the range (continuous).
-    Continuous actions: `std` is `shared`, one learnt number per dimension, the same in every state, or `state`, from the
-    network; `squashed` presses them into (-1, 1) by tanh, else the environment clips those that leave the range.
+    Continuous actions: `std` is `shared`, one learnt number per dimension for all states, or `state`, from the network;
+    `squashed` presses them into (-1, 1) by tanh, else the environment clips those that leave the range.
     """
 
     def __init__(

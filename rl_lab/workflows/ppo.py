@@ -59,6 +59,7 @@ class PPO(Workflow):
         value_clip_range: float | Schedule | None = None,
         epochs: int = 10,
         minibatch_size: int | float = 64,
+        sequence_length: int | None = None,
         advantage_normalization: Literal["batch", "minibatch", "none"] = "minibatch",
         target_kl: float | None = None,
         loss_scales: Mapping[str, float | Schedule],
@@ -81,6 +82,7 @@ class PPO(Workflow):
         self.value_clip_range = value_clip_range and never_negative(value_clip_range, "algorithm.value_clip_range")
         self.epochs = epochs
         self.minibatch_size = minibatch_size
+        self.sequence_length = sequence_length
         self.advantage_normalization = advantage_normalization
         if target_kl is not None and target_kl <= 0:
             raise ConfigError(f"algorithm.target_kl is {target_kl}: write a number above 0, or null for no limit.")
@@ -101,6 +103,14 @@ class PPO(Workflow):
             raise ConfigError(
                 "components has both a memory and a critic_encoder: with memory the critic reads the memory's output. "
                 "Write `components.critic_encoder: null`."
+            )
+
+    def check_phase(self, phase: Phase) -> None:
+        super().check_phase(phase)
+        if (length := self.sequence_length) is not None and (length < 1 or phase.collect_steps % length):
+            raise ConfigError(
+                f"algorithm.sequence_length is {length}: write a divisor of the {phase.collect_steps} collect_steps of "
+                f"phase '{phase.name}', or null for whole rollouts."
             )
 
     # --- acting ---
@@ -126,11 +136,9 @@ class PPO(Workflow):
         if bool(batch["is_last"][:, :-1].all()):
             return {}  # every row was an episode's last: nothing was decided, so nothing can be learnt
         samples, metrics = self.prepare(batch)
+        ranges = {"clip_range": self.clip_range, "value_clip_range": self.value_clip_range}
         limits: dict[str, Any] = {
-            "clip_range": value_at(self.clip_range, phase.progress),
-            "value_clip_range": None
-            if self.value_clip_range is None
-            else value_at(self.value_clip_range, phase.progress),
+            name: limit if limit is None else value_at(limit, phase.progress) for name, limit in ranges.items()
         }
         metrics |= named(self.optimizer.prepare(phase.progress))
         scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
@@ -189,8 +197,8 @@ class PPO(Workflow):
     def policy_and_value(self, sample: Batch) -> tuple[Any, Tensor]:
         """Policy and value of the samples, `[M]`, or `[n, T]` sequences where there is memory."""
         features, critic_features = self.features(sample)
-        mask = sample.get("action_mask")
-        return self.actor(features, mask), self.critic(features if critic_features is None else critic_features)
+        policy = self.actor(features, sample.get("action_mask"))
+        return policy, self.critic(features if critic_features is None else critic_features)
 
     def features(self, sample: Batch) -> tuple[Tensor, Tensor | None]:
         """What the actor reads, and what the critic reads where that is something else."""
@@ -228,6 +236,12 @@ class PPO(Workflow):
         else:
             samples["valid"] = valid
             value, returns = value[valid], returns[valid]
+            if (
+                self.sequence_length is not None
+            ):  # [N, T] to [N * T / L, L], each from the state that acted its first row
+                samples = {
+                    key: rows.unflatten(1, (-1, self.sequence_length)).flatten(0, 1) for key, rows in samples.items()
+                }
         residual = returns - value
         metrics = {
             "train/explained_variance": 1.0 - residual.var() / returns.var().clamp(min=1e-8),
@@ -251,12 +265,12 @@ class PPO(Workflow):
         return torch.cat([log_prob for log_prob, _ in parts]), torch.cat([value for _, value in parts])
 
     def minibatches(self, samples: Batch) -> Iterator[Batch]:
-        """Shuffled minibatches: single samples, or whole sequences of some environments where there is memory."""
+        """Shuffled minibatches: single samples, or whole sequences where there is memory."""
         count = samples["advantage"].numel()
         wanted = self.minibatch_size
         if isinstance(wanted, float):
             wanted = max(1, round(wanted * count))
-        units = len(samples["advantage"])  # samples, or environments where there is memory
+        units = len(samples["advantage"])  # samples, or sequences where there is memory
         parts = min(units, max(1, round(count / wanted)))
         for indices in torch.randperm(units).tensor_split(parts) if parts > 1 else (slice(None),):
             minibatch = {key: rows[indices] for key, rows in samples.items()}  # slice(None): the whole rollout
@@ -267,8 +281,7 @@ class PPO(Workflow):
     @torch.no_grad()
     def learn_statistics(self, batch: Batch) -> None:
         """After learning, so that the whole rollout was acted and learnt under the same normalisation."""
-        observed = {key: rows[:, :-1] for key, rows in batch.items()}
-        self.observation_normalizer.update(observed)
+        self.observation_normalizer.update({key: rows[:, :-1] for key, rows in batch.items()})
 
 
 def only_valid(samples: Batch, valid: Tensor) -> Batch:

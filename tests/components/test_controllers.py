@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rl_lab.components.heads.actor_critic import Actor, Critic, RandomController
-from rl_lab.components.heads.distributions import Categorical, DiagonalGaussian, MultiCategorical
-from rl_lab.types import ActionSpec
+from rl_lab.components.heads.distributions import Categorical, DiagonalGaussian, MultiCategorical, SquashedGaussian
+from rl_lab.types import ActionSpec, ConfigError
 
 DISCRETE = ActionSpec("discrete", (3,))
 MULTI = ActionSpec("multi_discrete", (3, 2))
@@ -68,3 +68,23 @@ def test_random_actions_cover_the_spec_evenly() -> None:
 def test_random_actions_obey_the_mask() -> None:
     mask = torch.tensor([True, False, True]).expand(300, 3)
     assert RandomController(action=DISCRETE).sample(300, "cpu", mask).unique().tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("squashed", [False, True])
+def test_a_std_from_the_network_differs_between_states_and_starts_as_given(squashed: bool) -> None:
+    torch.manual_seed(0)
+    action = ActionSpec("continuous", (2,))
+    actor = Actor(input_size=3, action=action, initial_log_std=-1.0, std="state", squashed=squashed, output_gain=0.1)
+    policy = actor(torch.randn(5, 3))
+    assert isinstance(policy, SquashedGaussian if squashed else DiagonalGaussian)
+    log_std = (policy.base if isinstance(policy, SquashedGaussian) else policy).log_std
+    assert log_std.shape == (5, 2) and len(set(log_std.flatten().tolist())) == 10
+    assert torch.allclose(log_std, torch.full((5, 2), -1.0), atol=0.5)
+    policy.log_prob(policy.sample()).sum().backward()
+    assert actor.network.output.weight.grad is not None
+    assert bool((policy.sample().abs() <= 1.0).all()) or not squashed
+
+
+def test_an_unknown_std_is_refused() -> None:
+    with pytest.raises(ConfigError, match="controllers.actor.std: 'sate' is not known.*Did you mean 'state'"):
+        Actor(input_size=3, action=ActionSpec("continuous", (2,)), std="sate")

@@ -152,6 +152,29 @@ def test_memory_reproduces_what_it_answered_while_acting(memory: Any) -> None:
         torch.testing.assert_close(value, part["value"], rtol=0.0, atol=2e-6)
 
 
+@pytest.mark.parametrize("memory", [GRUMemory, LSTMMemory])
+def test_shorter_sequences_begin_with_the_memory_that_acted_their_first_row(memory: Any) -> None:
+    workflow, collector = make("rl_lab/Recall-v0", memory=memory)
+    workflow.sequence_length = 4
+    batch = collect(workflow, collector, steps=12)
+    samples, _ = workflow.prepare(batch)
+    assert samples["advantage"].shape == (len(batch["reward"]) * 3, 4)
+    assert torch.equal(samples["action"][1], batch["action"][0, 4:8]), "the second of environment 0"
+    policy, value = workflow.policy_and_value(samples)
+    torch.testing.assert_close(policy.log_prob(samples["action"]), samples["log_prob"], rtol=0.0, atol=2e-6)
+    torch.testing.assert_close(value, samples["value"], rtol=0.0, atol=2e-6)
+    assert workflow.update_controller(batch, phase=PHASE)
+
+
+@pytest.mark.parametrize("length", [0, 5])
+def test_a_sequence_length_that_does_not_fit_is_refused(length: int) -> None:
+    workflow, _ = make("rl_lab/Recall-v0", memory=GRUMemory)
+    workflow.sequence_length = length
+    message = f"sequence_length is {length}: write a divisor of the 32 collect_steps of phase 'train', or null"
+    with pytest.raises(ConfigError, match=message):
+        workflow.check_phase(Phase("train", collect_steps=32, duration_cycles=1))
+
+
 @pytest.mark.parametrize("memory", [None, GRUMemory])
 def test_the_pending_row_is_evaluated_as_the_first_of_the_next_rollout(memory: Any) -> None:
     workflow, collector = make("rl_lab/Recall-v0", memory=memory)

@@ -7,16 +7,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.heads.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical
-from rl_lab.components.networks.mlp import MLP
+from rl_lab.components.heads.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+    SquashedGaussian,
+)
+from rl_lab.components.networks.mlp import MLP, choose
 from rl_lab.types import ActionSpec
+
+LOG_STD_BOUNDS = (
+    -5.0,
+    2.0,
+)  # of a std per state, as in the soft actor
 
 
 class Actor(nn.Module):
     """Features to a distribution over actions.
 
-    Continuous policies keep one learned log_std per dimension, the same in every state. A small `output_gain`
-    starts the policy near uniform (discrete) or near the middle of the range (continuous).
+    A small `output_gain` starts the policy near uniform (discrete) or near the middle of the range (continuous).
+    Continuous actions: `std` is `shared`, one learnt number per dimension for all states, or `state`, from the network;
+    `squashed` presses them into (-1, 1) by tanh, else the environment clips those that leave the range.
     """
 
     def __init__(
@@ -27,19 +39,25 @@ class Actor(nn.Module):
         hidden_sizes: Sequence[int] = (),
         activation: str = "tanh",
         initial_log_std: float = 0.0,
+        std: str = "shared",
+        squashed: bool = False,
         output_gain: float = 0.01,
     ) -> None:
         super().__init__()
         self.kind = action.kind
         self.sizes = action.sizes
+        self.squashed = squashed
+        has_state_std = choose({"shared": False, "state": True}, std, place="controllers.actor.std")
+        self.initial_log_std = initial_log_std
         self.network = MLP(
             input_size=input_size,
             hidden_sizes=hidden_sizes,
             activation=activation,
-            output_size=sum(action.sizes),
+            output_size=sum(action.sizes) * (2 if has_state_std and action.kind == "continuous" else 1),
             output_gain=output_gain,
         )
-        if action.kind == "continuous":
+        self.log_std: Tensor | None = None
+        if action.kind == "continuous" and not has_state_std:
             self.log_std = nn.Parameter(torch.full((action.sizes[0],), float(initial_log_std)))
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
@@ -52,7 +70,11 @@ class Actor(nn.Module):
             return Categorical(output, mask)
         if self.kind == "multi_discrete":
             return MultiCategorical(output, self.sizes, mask)
-        return DiagonalGaussian(output, self.log_std)
+        mean, log_std = output, self.log_std
+        if log_std is None:
+            mean, change = output.float().chunk(2, dim=-1)
+            log_std = (change + self.initial_log_std).clamp(*LOG_STD_BOUNDS)
+        return SquashedGaussian(mean, log_std.expand_as(mean)) if self.squashed else DiagonalGaussian(mean, log_std)
 
 
 class Critic(nn.Module):

@@ -43,7 +43,7 @@ class ObservationDecoder(ObservationPart):
             )
         if self.image_keys:
             shape = joint_image_shape({key: self.specs[key] for key in self.image_keys})
-            parts = {"deter": deter, "stoch_size": input_size - deter, "blocks": blocks}
+            parts: dict[str, Any] = {"deter": deter, "stoch_size": input_size - deter, "blocks": blocks}
             self.image_network: DoublingCNN | TransposedCNN = (
                 TransposedCNN(shape, input_size=input_size, **self.image_settings)
                 if self.is_strided

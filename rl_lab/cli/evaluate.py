@@ -1,4 +1,4 @@
-"""`rl-lab evaluate`: score a run's policy over finished episodes."""
+"""`rl-lab evaluate`: score a run's policy over whole episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from rl_lab.cli.parsing import Parser, add_json, add_policy, add_quiet, add_run, chosen, positive, runs_dir_of
 from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
 
-DESCRIPTION = """Score a run's policy, acting without exploration, over finished episodes in environments of its own."""
+DESCRIPTION = """Score a run's policy, acting without exploration, over whole episodes in environments of its own."""
 
 EXAMPLES = """
 rl-lab evaluate @last

@@ -22,7 +22,7 @@ COMMANDS = {
     "train and use": {
         "train": "train an agent: an experiment, ENV:ALGORITHM, or the default run",
         "resume": "continue a run exactly where its last checkpoint left it",
-        "evaluate": "score a run's policy over finished episodes",
+        "evaluate": "score a run's policy over whole episodes",
         "play": "watch a run's policy, in a window or as mp4",
         "dream": "film what a run's world model predicts beside what happens",
         "collect": "write a dataset from a run's policy, or from the random one",

@@ -47,7 +47,7 @@ class ObservationDecoder(ObservationPart):
             self.image_network: DoublingCNN | TransposedCNN = (
                 TransposedCNN(shape, input_size=input_size, **self.image_settings)
                 if self.is_strided
-                else DoublingCNN(shape, **parts, units=self.stack_settings["units"], **self.image_settings)
+                else DoublingCNN(shape, **parts, units=self.stack_settings["units"], **self.image_settings)  # type: ignore[arg-type]
             )
 
     def loss(self, features: Tensor, observation: Batch) -> Tensor:

@@ -69,8 +69,8 @@ EDITS = {
         "workflows/dqn",
         "algorithm",
         "DQN",
-        'reward=transition["reward"]',
-        'reward=2.0 * transition["reward"]',
+        '"reward": transition["reward"]',
+        '"reward": 2.0 * transition["reward"]',
     ),
     "dqn, head": Edit(
         CASES["dqn"],
@@ -85,8 +85,8 @@ EDITS = {
         "components/heads/q_values",
         "components.q_values",
         "CategoricalQ",
-        "loss = -(target * log_probability)",
-        "loss = -(2.0 * target * log_probability)",
+        "loss = -(target * predicted.log_softmax(-1))",
+        "loss = -(2.0 * target * predicted.log_softmax(-1))",
     ),
     "sac, critic": Edit(
         CASES["sac"],

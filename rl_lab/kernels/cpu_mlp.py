@@ -25,6 +25,8 @@ from torch.autograd.function import Function
 from rl_lab.kernels.door import FastPath, is_unchanged
 
 FEWEST_ROWS = 64  # to learn from; below, calling Python from the backward pass costs more than it saves
+FEWEST_ROWS_OF_A_LOSS = 16  # whose own operations are saved as well
+MOST_PRODUCTS = 2**18  # of one matrix product in numpy; its BLAS wakes threads for more
 
 Loss = Callable[[list[Tensor]], tuple[list[Tensor], list[list[Tensor | None]], Any]]
 """Outputs `[M, D]` of each network to the loss terms, the gradient of each term by each output (None: it has none), and
@@ -101,7 +103,12 @@ def forward(network: Network, rows: Tensor) -> list[Tensor]:
     """The rows `[M, F]`, then what each layer makes of them, `[M, width]`; without a graph."""
     reached = [rows]
     for index, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
-        rows = torch.addmm(bias, rows, weight.t())
+        if len(rows) * weight.numel() <= MOST_PRODUCTS:
+            values = rows.detach().numpy() @ weight.detach().numpy().T
+            values += bias.detach().numpy()
+            rows = torch.from_numpy(values)
+        else:
+            rows = torch.addmm(bias, rows, weight.t())
         if index < network.active_layers:
             if network.is_tanh:
                 values = rows.numpy()
@@ -136,13 +143,21 @@ def backward(
                 gradient = back(gradient, activated) if network.is_tanh else back(gradient, activated, 0)
         if into:
             if before.shape[1] < gradient.shape[1]:  # the same product; a few columns are faster on the left
-                into[2 * index].copy_(before.t().mm(gradient).t())
+                into[2 * index].copy_(_product(before.t(), gradient).t())
             else:
-                torch.mm(gradient.t(), before, out=into[2 * index])
+                _product(gradient.t(), before, out=into[2 * index])
             torch.sum(gradient, 0, out=into[2 * index + 1])
         if index > 0 or wants_rows:
-            gradient, is_own = gradient.mm(weight), True
+            gradient, is_own = _product(gradient, weight.detach()), True
     return gradient if wants_rows else None
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """The matrix product; small ones are numpy's, whose calls cost less."""
+    if len(left) * right.numel() > MOST_PRODUCTS:
+        return torch.mm(left, right) if out is None else torch.mm(left, right, out=out)
+    into = None if out is None else out.numpy()
+    return torch.from_numpy(np.matmul(left.detach().numpy(), right.numpy(), out=into))
 
 
 # --- as autograd nodes ---------------------------------------------------------------------------
@@ -228,9 +243,9 @@ def is_plain(rows: Tensor) -> bool:
     return rows.dtype is torch.float32 and rows.is_cpu and not torch.is_autocast_enabled("cpu")
 
 
-def learns_from(rows: Tensor) -> bool:
+def learns_from(rows: Tensor, fewest: int = FEWEST_ROWS_OF_A_LOSS) -> bool:
     """Whether there are enough rows `[..., F]` to learn from to be worth a node of its own."""
-    return torch.is_grad_enabled() and is_plain(rows) and rows.numel() >= FEWEST_ROWS * rows.shape[-1]
+    return torch.is_grad_enabled() and is_plain(rows) and rows.numel() >= fewest * rows.shape[-1]
 
 
 def _run(networks: Networks | None, features: Tensor) -> Tensor:
@@ -246,7 +261,7 @@ def _run(networks: Networks | None, features: Tensor) -> Tensor:
 
 
 def _fits(rows: Tensor) -> bool:
-    return learns_from(rows) if torch.is_grad_enabled() else is_plain(rows)
+    return learns_from(rows, FEWEST_ROWS) if torch.is_grad_enabled() else is_plain(rows)
 
 
 def _mlp_forward(module: Any, features: Tensor) -> Tensor:

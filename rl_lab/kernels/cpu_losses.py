@@ -102,10 +102,12 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
 
     L = mean(w c (e - c / 2)),   dL/dQ(s, a) = w c / B
     """
-    encoder, head = workflow.network
+    key = _observed_vector(workflow)
+    if key is None or not learns_from(batch[key][:, 0]):
+        return NotImplemented
+    head = workflow.head
     learning, slow = _q_networks(head), _q_networks(workflow.target.module[1])
-    key = _observed_vector(workflow, encoder)
-    if learning is None or slow is None or key is None or not learns_from(batch[key][:, 0]):
+    if learning is None or slow is None:
         return NotImplemented
     transition, following = workflow.transitions(batch)
     with torch.no_grad():
@@ -143,28 +145,38 @@ def _q_values(outputs: list[Tensor]) -> Tensor:
 
 
 def _q_networks(head: Any) -> list[Networks] | None:
-    if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics"):
+    if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics", "_by_action"):
         return None
     found = [plain_mlp(network) for network in (head.advantage, head.value) if network is not None]
     return None if None in found else found  # type: ignore[return-value]
 
 
-def _observed_vector(workflow: Any, encoder: Any) -> str | None:
+def _observed_vector(workflow: Any) -> str | None:
     """The one key of the observation that the networks read as it is; None where there is more to it."""
-    is_ours = is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions")
-    is_ours = is_ours and not workflow.observation_normalizer.keys
-    is_ours = is_ours and is_unchanged(encoder, "rl_lab.components.networks.encoders:ObservationEncoder", "forward")
-    return encoder.plain_key if is_ours and not encoder.has_layers else None
+    network, target, normalizer = workflow.network, workflow.target, workflow.observation_normalizer
+    home = "rl_lab.components.networks."
+    if not is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions"):
+        return None
+    if not is_unchanged(normalizer, f"{home}normalizers:ObservationNormalizer", "forward") or normalizer.keys:
+        return None
+    if not is_unchanged(target, "rl_lab.training.target_network:TargetNetwork", "forward"):
+        return None
+    if any(
+        not is_unchanged(each, "torch.nn:Sequential", "forward") or len(each) != 2 for each in (network, target.module)
+    ):
+        return None
+    (encoder, head), (slow_encoder, _) = network, target.module
+    if any(not is_unchanged(each, f"{home}encoders:ObservationEncoder", "forward") for each in (encoder, slow_encoder)):
+        return None
+    return None if encoder.has_layers or head is not workflow.head else encoder.plain_key
 
 
 DQN_LOSS = FastPath(
     _dqn_loss,
     (
         "rl_lab.workflows.dqn:DQN.loss",
-        *(
-            f"{_HEADS}q_values:{name}"
-            for name in ("ActionNetwork.forward", "QValues.values", "QValues.loss", "QValues.metrics")
-        ),
+        *(f"{_HEADS}q_values:ActionNetwork.{name}" for name in ("forward", "_by_action")),
+        *(f"{_HEADS}q_values:QValues.{name}" for name in ("values", "loss", "metrics")),
         "rl_lab.components.networks.encoders:ObservationEncoder.forward",
         "rl_lab.training.target_network:TargetNetwork.forward",
         _MLP,
@@ -179,7 +191,7 @@ def _critic_loss(
     critic: Any, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """d/dQ_i = 2 w (Q_i - target) / (E B)"""
-    networks = _critics(critic) if learns_from(features) else None
+    networks = _critics(critic) if learns_from(features) and not target.requires_grad else None
     if networks is None:
         return NotImplemented
 
@@ -198,7 +210,8 @@ def _policy_loss(
     actor: Any, critic: Any, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Each row's value comes from its least critic alone, so its gradient goes back through that one network."""
-    critics = _critics(critic) if learns_from(features) and not features.requires_grad else None
+    learns_more = features.requires_grad or temperature.requires_grad or noise.requires_grad
+    critics = _critics(critic) if learns_from(features) and not learns_more else None
     is_ours = is_unchanged(actor, f"{_SOFT}SoftActor", "forward") and actor.is_continuous
     networks = plain_ensemble(actor.network) if is_ours else None
     if critics is None or networks is None or critic.target_subset is not None:
@@ -246,6 +259,7 @@ SAC_POLICY_LOSS = FastPath(
             for name in ("SoftActor.forward", "TwinCritic.forward", "TwinCritic.expect", "TwinCritic.combine")
         ),
         f"{_HEADS}distributions:SquashedGaussian.rsample_with_log_prob",
+        f"{_HEADS}distributions:DiagonalGaussian.draw",
         _ENSEMBLE,
     ),
 )

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 
-from rl_lab.kernels.door import FastPath, is_unchanged
+from rl_lab.kernels.door import FastPath, has_hooks, is_unchanged
 
 FEWEST_ROWS = 64  # to learn from; below, calling Python from the backward pass costs more than it saves
 FEWEST_ROWS_OF_A_LOSS = 16  # whose own operations are saved as well
@@ -58,11 +58,10 @@ def plain_mlp(module: Any) -> Networks | None:
     if not is_unchanged(module, "rl_lab.components.networks.mlp:MLP", "forward") or module.norms is not None:
         return None
     parameters: list[Tensor] = []
-    for layer in module.layers:
-        own = layer._parameters
-        if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks or len(own) != 2:
+    for layer in (*module.hidden, *([] if module.output is None else [module.output])):
+        if type(layer) is not nn.Linear or layer.bias is None or "forward" in vars(layer) or has_hooks(layer):
             return None
-        parameters += own.values()
+        parameters += layer._parameters.values()  # type: ignore[arg-type]
     if not parameters or module.activation not in (torch.tanh, torch.relu):
         return None
     weights, biases = parameters[::2], parameters[1::2]
@@ -77,16 +76,16 @@ def plain_ensemble(module: Any) -> Networks | None:
         return None
     pairs = zip(module.weights._parameters.values(), module.biases._parameters.values(), strict=True)
     parameters = [each for pair in pairs for each in pair]
-    addresses = [parameter.data_ptr() for parameter in parameters]
+    is_tanh, active = module.activation is torch.tanh, len(parameters) // 2 - 1
+    facts = [is_tanh, *((id(parameter), parameter.data_ptr()) for parameter in parameters)]
     known = _ensembles.get(module)
-    if known is None or known[0] != addresses:  # moved or replaced since
-        is_tanh, active = module.activation is torch.tanh, len(parameters) // 2 - 1
+    if known is None or known[0] != facts:  # moved or replaced since
         parts = [Network(part[::2], part[1::2], is_tanh, active) for part in _parts(parameters)]
-        known = _ensembles[module] = (addresses, Networks(parts, parameters))
+        known = _ensembles[module] = (facts, Networks(parts, parameters))
     return known[1]
 
 
-_ensembles: WeakKeyDictionary[nn.Module, tuple[list[int], Networks]] = WeakKeyDictionary()
+_ensembles: WeakKeyDictionary[nn.Module, tuple[list[Any], Networks]] = WeakKeyDictionary()
 
 
 def _parts(stacked: list[Tensor]) -> list[list[Tensor]]:
@@ -157,7 +156,7 @@ def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     if len(left) * right.numel() > MOST_PRODUCTS:
         return torch.mm(left, right) if out is None else torch.mm(left, right, out=out)
     into = None if out is None else out.numpy()
-    return torch.from_numpy(np.matmul(left.detach().numpy(), right.numpy(), out=into))
+    return torch.from_numpy(np.matmul(left.detach().numpy(), right.detach().numpy(), out=into))
 
 
 # --- as autograd nodes ---------------------------------------------------------------------------

@@ -38,6 +38,7 @@ import torch
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 Report = Callable[[str, Any], None]  # a sentence and its level: detail or warning
 DIGESTS = Path(__file__).parent / "digests.json"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -124,15 +125,25 @@ def in_use() -> dict[str, str]:
 
 
 def is_unchanged(part: Any, home: str, *methods: str) -> bool:
-    """Whether `part` has these methods from the class at `module:Class` (itself or by inheritance), and no hooks."""
-    if not _has_methods(type(part), home, methods):  # type: ignore[arg-type]
+    """Whether `part` has these methods from the class at `module:Class` (itself or by inheritance), none of them
+    replaced on the instance, and no hooks."""
+    own = vars(part)
+    if not _has_methods(type(part), home, methods) or not own.keys().isdisjoint(methods):  # type: ignore[arg-type]
         return False
-    return not (getattr(part, "_forward_hooks", None) or getattr(part, "_forward_pre_hooks", None))
+    return not has_hooks(part)
+
+
+def has_hooks(module: Any) -> bool:
+    """Whether something else runs when an `nn.Module` is called, forward or backward."""
+    own = vars(module)
+    return any(own.get(name) for name in HOOKS)
 
 
 @cache
 def _has_methods(kind: type, home: str, methods: tuple[str, ...]) -> bool:
     own = find(home)
+    if issubclass(own, torch.nn.Module):
+        methods = (*methods, "__call__")
     return all(getattr(kind, method, None) is getattr(own, method) for method in methods)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from rl_lab.kernels.door import FastPath
+from rl_lab.kernels.door import FastPath, is_unchanged
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 
@@ -58,7 +58,8 @@ def draw_backward(by_action: Tensor, by_entropy: Tensor, action: Tensor, spread:
 
 def _run(policy: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
     mean = policy.base.mean
-    if mean.dtype is not torch.float32:
+    is_ours = is_unchanged(policy.base, f"{_HEADS}DiagonalGaussian", "draw")
+    if not is_ours or mean.dtype is not torch.float32 or noise.requires_grad:
         return NotImplemented
     if not torch.is_grad_enabled():
         action, entropy, _ = draw(mean, policy.base.log_std.expand_as(mean), noise)
@@ -66,4 +67,5 @@ def _run(policy: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
     return _Draw.apply(mean, policy.base.log_std.expand_as(mean), noise)  # type: ignore[no-untyped-call, no-any-return]
 
 
-DRAW = FastPath(_run, ("rl_lab.components.heads.distributions:SquashedGaussian.rsample_with_log_prob",))
+_HEADS = "rl_lab.components.heads.distributions:"
+DRAW = FastPath(_run, (f"{_HEADS}SquashedGaussian.rsample_with_log_prob", f"{_HEADS}DiagonalGaussian.draw"))

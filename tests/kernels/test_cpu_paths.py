@@ -294,3 +294,59 @@ def test_a_second_derivative_names_the_cure() -> None:
     features = torch.randn(64, 5, requires_grad=True)
     with pytest.raises(RuntimeError, match="cannot be differentiated twice .* runtime.fast_paths=off"):
         torch.autograd.grad(network(features).sum(), features, create_graph=True)
+
+
+@pytest.mark.parametrize("place", ["hidden", "output"])
+def test_a_replaced_layer_is_the_one_that_runs_and_learns(place: str) -> None:
+    def replaced(inputs: Inputs) -> Call:
+        call = ppo(inputs)
+        network = call.args[0].network
+        with torch.random.fork_rng():
+            torch.manual_seed(9)
+            if place == "output":
+                network.output = nn.Linear(8, 4)
+            else:
+                network.hidden[0] = nn.Linear(5, 8)
+        return call
+
+    check(f"{LOSSES}PPO_LOSS", replaced, Variant())
+
+
+def test_other_activations_and_parameters_of_an_ensemble_are_noticed() -> None:
+    network, rows = EnsembleMLP(size=2, input_size=3, hidden_sizes=(4,), output_size=1), torch.randn(70, 3)
+    network(rows)
+    network.activation = torch.tanh
+    fast = network(rows)
+    with door.plain_formulas():
+        torch.testing.assert_close(fast, network(rows))
+    network.weights[0] = nn.Parameter(network.weights[0].detach())
+    network(rows).sum().backward()
+    assert network.weights[0].grad is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda actor: setattr(actor, "forward", lambda features, mask=None: Actor.forward(actor, 2.0 * features, mask)),
+        lambda actor: actor.network.register_full_backward_pre_hook(lambda module, gradient: None),
+        lambda actor: setattr(actor.network.hidden[0], "bias", None),
+        lambda actor: setattr(actor.network.output, "forward", lambda features: torch.zeros(len(features), 4)),
+    ],
+    ids=["forward replaced", "backward hook", "no bias", "layer replaced"],
+)
+def test_what_was_changed_on_an_instance_runs_as_it_is(change: Callable[[Any], Any]) -> None:
+    def changed(inputs: Inputs) -> Call:
+        call = ppo(inputs)
+        change(call.args[0])
+        return call
+
+    check(f"{LOSSES}PPO_LOSS", changed, Variant(), is_used=False)
+
+
+def test_gradients_that_only_the_formula_knows_are_not_lost() -> None:
+    def learnt_temperature(inputs: Inputs) -> Call:
+        call = sac_policy()(inputs)
+        temperature = torch.tensor(0.3, requires_grad=True)
+        return Call(call.formula, (*call.args[:4], temperature), modules=call.modules, leaves=[temperature])
+
+    check(f"{LOSSES}SAC_POLICY_LOSS", learnt_temperature, Variant(), is_used=False)

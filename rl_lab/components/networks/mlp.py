@@ -70,7 +70,6 @@ class MLP(nn.Module):
                 NoisyLinear(sizes[-1], output_size) if noisy else linear(sizes[-1], output_size, gain=output_gain)
             )
         self.output_size = sizes[-1] if output_size is None else output_size
-        self.layers = [*self.hidden, *([] if self.output is None else [self.output])]
 
     @fast_path("rl_lab.kernels.cpu_mlp:MLP_FORWARD")
     def forward(self, features: Tensor) -> Tensor:

@@ -231,8 +231,10 @@ class LossOutput:
             scale = scales[name]
             if not isinstance(scale, int | float):
                 total = term * scale if total is None else total.addcmul(term, scale)
-            elif scale != 0.0:
-                total = term * scale if total is None else total.add(term, alpha=scale)  # product and sum in one node
+            elif total is None and scale != 0.0:
+                total = term if scale == 1.0 else term * scale
+            elif total is not None and scale != 0.0:
+                total = total.add(term, alpha=scale)  # product and sum in one node
         return next(iter(self.terms.values())) * 0.0 if total is None else total
 
 

@@ -195,7 +195,7 @@ def _gather(formula: Any, texts: dict[str, Any]) -> None:
         value = plain.__globals__.get(name)
         if isinstance(value, bool | int | float | str | tuple | frozenset):
             texts[f"{place} {name}"] = repr(value)
-        elif isinstance(_plain(value), FunctionType) and _package(value) == _package(plain):
+        elif isinstance(_plain(value), FunctionType) and _package(value) in (_package(plain), "rl_lab"):
             _gather(value, texts)
 
 

@@ -191,7 +191,11 @@ def test_training_follows_the_formula_that_stands_in_the_file(
         importlib.invalidate_caches()
         found[name] = trained(edit.words, block=edit.block, target=f"{name}.{edit.name}")
         monkeypatch.delitem(sys.modules, name, raising=False)
-    assert_close(found["my_copy"], trained(edit.words))  # a copy of a component may lack the original's fast path
+    copied, original = found["my_copy"], trained(edit.words)
+    if case == "ppo, networks":  # a copied critic has no fast path, so it rounds otherwise than the original
+        assert_close(copied, original)
+    else:
+        assert equal(copied, original), "a copy trains otherwise than the original"
     assert not equal(found["my_copy"], found["my_edit"]), "the edit changed nothing"
     door._door.edited.clear()
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIMITS = {"PPO": (20, 3_500), "Dreamer": (15, 2_800)}  # files, lines
+LIMITS = {"PPO": (19, 3_500), "Dreamer": (15, 2_800)}  # files, lines: no more than today; the aim is 16 and 14 files
 
 
 def test_the_journeys_on_the_page_are_those_that_are_made() -> None:

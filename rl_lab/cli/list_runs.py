@@ -8,7 +8,7 @@ from typing import Any
 from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, positive, runs_dir_of
 from rl_lab.cli.printing import best_score, format_value, print_json, table
 
-STATES = ("running", "finished", "stopped", "interrupted", "failed", "killed", "created", "unknown")
+STATES = ("running", "finished", "stopped", "pruned", "interrupted", "failed", "killed", "created", "unknown")
 DEFAULT_LIMIT = 20
 LIMIT_HELP = f"at most N runs (default: {DEFAULT_LIMIT}; with --json or -q all)"
 

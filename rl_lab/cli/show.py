@@ -116,5 +116,5 @@ def describe(facts: dict[str, Any]) -> str:
     sections = {"": what, "progress": progress, "curves": curves, "files": files}
     blocks = [f"{title}\n{fields(pairs)}".strip("\n") for title, pairs in sections.items() if pairs]
     run_id = format_value(facts["id"])
-    next_command = "evaluate" if status["state"] in ("finished", "stopped", "running") else "resume"
+    next_command = "evaluate" if status["state"] in ("finished", "stopped", "pruned", "running") else "resume"
     return "\n\n".join([f"{run_id}\n{blocks[0]}", *blocks[1:], f"next: rl-lab {next_command} {run_id}"])

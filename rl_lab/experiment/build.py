@@ -89,6 +89,7 @@ def build(
     quiet: bool = False,
     interrupted: Callable[[], bool] = lambda: False,
     on_save: Callable[[Housekeeping], None] = lambda housekeeping: None,
+    prune: Callable[[dict[str, Any]], str | None] = lambda row: None,
 ) -> Experiment:
     """The whole experiment; with `run` None nothing is written (checks and dry runs)."""
     settings = read_settings(config)
@@ -120,6 +121,7 @@ def build(
             stop_rules=plans.stop,
             films=film_plan(run, settings.evaluation, plans.film, agent, evaluator),
             on_save=on_save,
+            prune=prune,
         )
         targets |= {"progress": housekeeping, "phase_state": scheduler, **agent.state_targets(), "buffers": buffers}
         targets |= {"collector": collector, "workflow_custom": workflow, "logger": logger, "rng": RandomState()}

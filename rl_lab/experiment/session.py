@@ -6,6 +6,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ from rl_lab.runs.run_directory import RunDirectory, first_files
 from rl_lab.types import Metrics, RLLabError, RunError
 from rl_lab.utils.processes import handled_by
 
-DONE = ("finished", "stopped")
+DONE = ("finished", "stopped", "pruned")
+Prune = Callable[[RunDirectory, dict[str, Any]], str | None]
+"""Asked about every row of metrics: why a sweep ends the run here, or None to go on."""
+
+
+def _never(run: RunDirectory, row: dict[str, Any]) -> None:
+    return None
 
 
 def start_run(
@@ -35,6 +42,8 @@ def start_run(
     runs_dir: Path,
     quiet: bool = False,
     warm_start: tuple[Checkpoint, bool] | None = None,
+    tags: Sequence[str] = (),
+    prune: Prune = _never,
 ) -> RunDirectory:
     """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
     checked = read_settings(config)
@@ -47,12 +56,14 @@ def start_run(
         environment_id=str(config["environment"]["id"]),
         name=name,
     )
-    files = first_files(config_text=text, overrides=overrides, manifest=manifest, tags=checked.experiment.tags)
+    files = first_files(
+        config_text=text, overrides=overrides, manifest=manifest, tags=[*checked.experiment.tags, *tags]
+    )
     run = RunDirectory.create(runs_dir, run_id=run_id, name=name, seed=seed, files=files)
     interruption = _Interruption()
     with RunLock(run), handled_by(interruption.ask), _recorded(run, interruption):
         try:
-            experiment = _build(config, run, interruption, quiet=quiet)
+            experiment = _build(config, run, interruption, quiet=quiet, prune=prune)
             if warm_start is not None:
                 with _closed_on_error(experiment):
                     experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
@@ -64,7 +75,7 @@ def start_run(
     return run
 
 
-def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = False) -> None:
+def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = False, prune: Prune = _never) -> None:
     """Go on exactly where the newest intact checkpoint was taken."""
     run.check_config()
     with RunLock(run):
@@ -76,18 +87,21 @@ def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = Fal
             )
         interruption = _Interruption()
         with handled_by(interruption.ask), _recorded(run, interruption):
-            experiment = _build(config, run, interruption, quiet=quiet)
+            experiment = _build(config, run, interruption, quiet=quiet, prune=prune)
             with _closed_on_error(experiment):
                 _restore_newest(experiment, run)
             _run(experiment, run, interruption)
     interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
 
 
-def _build(config: dict[str, Any], run: RunDirectory, interruption: _Interruption, *, quiet: bool) -> Experiment:
+def _build(
+    config: dict[str, Any], run: RunDirectory, interruption: _Interruption, *, quiet: bool, prune: Prune
+) -> Experiment:
     def note_progress(housekeeping: Housekeeping) -> None:
         _write_status(run, housekeeping, "running")
 
-    return build(config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=note_progress)
+    asked = partial(prune, run)
+    return build(config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=note_progress, prune=asked)
 
 
 def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
@@ -123,7 +137,7 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption)
             title, seconds = "Finished", housekeeping.wall_s
             commands = {"time split": _time_split(experiment.time_split.whole())}
             commands |= {"watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"}
-            paths = _make_report(experiment, run, outcome)
+            paths = _make_report(experiment, run, "pruned" if housekeeping.is_pruned else outcome)
             interruption.is_saved = lambda: False  # its status says that it is done, and stays
         experiment.display.summary(
             agent_steps=housekeeping.counts.agent_steps,
@@ -141,14 +155,15 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption)
 def _make_report(experiment: Experiment, run: RunDirectory, outcome: str) -> dict[str, Path]:
     """Video, curve and report of a finished run; its status comes last, so that a resumed run makes what is missing."""
     video = None
-    if experiment.settings.evaluation.video:
+    if experiment.settings.evaluation.video and outcome != "pruned":
         steps = experiment.housekeeping.counts.agent_steps
         video = record_video(experiment.agent, experiment.evaluator, run.videos_dir / f"evaluation_{steps:012d}.mp4")
         if video is None:
             experiment.logger.message("No video: this environment cannot render here.", "warning")
     experiment.logger.flush()
     report = write_report(run, state=outcome)
-    _write_status(run, experiment.housekeeping, outcome)
+    message = f"Stopped: {experiment.housekeeping.stop_reason}." if outcome == "pruned" else ""
+    _write_status(run, experiment.housekeeping, outcome, message)
     paths = {"curve": run.curve_path, "video": video, "report": report}
     return {label: path for label, path in paths.items() if path is not None}
 

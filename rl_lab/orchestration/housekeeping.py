@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Protocol
+from typing import Any, Protocol
 
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.orchestration.cadence import Cadence, DueMarks
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
-from rl_lab.orchestration.stopping import Stopping, StopRules
+from rl_lab.orchestration.stopping import PRUNED, Stopping, StopRules
 from rl_lab.types import CollectResult, Counts, Metrics, RunError, StateTree
 from rl_lab.utils.timing import Stopwatch
 
@@ -62,6 +62,7 @@ class Housekeeping:
     stop_rules: StopRules
     films: FilmPlan | None = None
     on_save: Callable[[Housekeeping], None] = lambda housekeeping: None
+    prune: Callable[[dict[str, Any]], str | None] = lambda row: None  # asked about every row but the last
 
     def __post_init__(self) -> None:
         self.stopping = Stopping(self.stop_rules)
@@ -117,7 +118,9 @@ class Housekeeping:
             eval_return=self._evaluated.get("eval/episode_return_mean"),
         )
         if is_log_due or self._evaluated or phase_ended or reason is not None:
-            self.write_row()
+            row = self.write_row()
+            if reason is None and not self.scheduler.finished and (why := self.prune(row)) is not None:
+                reason = f"{PRUNED}: {why}"
         is_save_due = self._marks["checkpoint"].due(counts, session_s)
         if (is_save_due or self._is_best_unsaved) and reason is None:
             self.save()
@@ -140,7 +143,11 @@ class Housekeeping:
                 self.best_score, self._is_best_unsaved = score, True
         return score
 
-    def write_row(self) -> None:
+    @property
+    def is_pruned(self) -> bool:
+        return self.stop_reason is not None and self.stop_reason.startswith(PRUNED)
+
+    def write_row(self) -> dict[str, Any]:
         phases, is_over = self.scheduler.phases, self.scheduler.finished
         index = len(phases) - 1 if is_over else self.scheduler.index
         fraction = 1.0 if is_over else self.scheduler.fraction()
@@ -154,8 +161,9 @@ class Housekeeping:
             }
             self._evaluated = {}
             self.display.update_progress(fraction, phases[index].name, index, len(phases))
-            self.logger.write(self.counts, wall_s=self.wall_s, values=values)
+            row = self.logger.write(self.counts, wall_s=self.wall_s, values=values)
         self._refuse_broken(self.logger.last_non_finite)
+        return row
 
     def save(self) -> None:
         """Save a checkpoint now; only between cycles, and never of weights that an update has broken."""
@@ -172,7 +180,7 @@ class Housekeeping:
         self.stop_reason = reason
         if reason is not None:
             self.logger.message(f"Stopped: {reason}.", "info")
-        if self.evaluation.final_episodes > 0:
+        if self.evaluation.final_episodes > 0 and not self.is_pruned:
             self.save()  # before the evaluation, which may be interrupted
             self.is_ending = True
             self._score(self.evaluation.final_episodes)

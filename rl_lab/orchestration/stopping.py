@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rl_lab.types import Counts, StateTree
 
 EPISODE_WINDOW = 100  # episodes in collect/episode_return_mean
+PRUNED = "pruned"  # begins the reason for which a sweep ended a run early
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from rl_lab.runs.lock import is_held
 from rl_lab.runs.manifest import check_manifest, config_hash
 from rl_lab.types import ConfigError, RunError, did_you_mean
 
-STATES = ("running", "finished", "stopped", "failed", "interrupted")
+STATES = ("running", "finished", "stopped", "pruned", "failed", "interrupted")
 """What write_status accepts. read_status adds `killed` (running, but nobody holds the lock), `created`
 (no status written yet) and `unknown` (status.json is damaged)."""
 

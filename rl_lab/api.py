@@ -8,8 +8,7 @@ policy = rl_lab.load(run)
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.compose import apply_overrides, compose
+from rl_lab.config.spelling import spell
 from rl_lab.environments.base import Environment
 from rl_lab.environments.catalog import EnvInfo
 from rl_lab.environments.checker import Finding
@@ -81,7 +81,7 @@ def train(
     **settings: Any,
 ) -> Run:
     """Train an experiment to its end. Settings are `seed=1` or, for a deeper key, `algorithm__discount=0.98`."""
-    spelled = [f"{key.replace('__', '.')}={_spell(value)}" for key, value in settings.items()]
+    spelled = [f"{key.replace('__', '.')}={spell(value)}" for key, value in settings.items()]
     config = compose(experiment, [*overrides, *spelled], config_dir=config_dir)
     runs_dir = Path(runs_dir if runs_dir is not None else config["runs"]["directory"])
     run_id = run_id if run_id is not None else config["runs"]["id"]
@@ -156,23 +156,6 @@ def resume(
         warm_start=(found, mode == "warm_start_optimizer"),
     )
     return Run(started)
-
-
-def _spell(value: Any) -> str:
-    """A Python value as an override is written: texts that would read as something else are quoted."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_spell(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_spell(item) for item in value) + "]"
-    if not isinstance(value, str):
-        return str(value)
-    words = ("null", "true", "false", "inf", "nan")
-    if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in words:
-        return value
-    backslashes_before_the_end = "\\" * (len(value) - len(value.rstrip("\\")))
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", value) + backslashes_before_the_end + "'"
 
 
 # --- looking -----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 import rl_lab
 from rl_lab import api
 from rl_lab.config.compose import apply_overrides
+from rl_lab.config.spelling import spell
 from rl_lab.experiment import session
 from rl_lab.experiment.load import differences
 from rl_lab.metrics.terminal import LiveDisplay
@@ -86,7 +87,7 @@ def test_settings_may_be_keywords(runs_dir: Path) -> None:
     ],
 )
 def test_python_values_are_spelt_as_overrides(value: Any, spelt: str) -> None:
-    assert api._spell(value) == spelt
+    assert spell(value) == spelt
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_python_values_are_spelt_as_overrides(value: Any, spelt: str) -> None:
     ["it's", "12", "true", "null", "", "a b", "x,y", "back\\slash", "ends\\", "q\\'q", ["1", "b c"], {"k": ["v w"]}],
 )
 def test_spelt_values_come_back_as_they_were(value: Any) -> None:
-    assert apply_overrides({"key": None}, [f"key={api._spell(value)}"]) == {"key": value}
+    assert apply_overrides({"key": None}, [f"key={spell(value)}"]) == {"key": value}
 
 
 def test_an_id_that_is_taken_is_refused(finished: api.Run) -> None:

@@ -20,6 +20,7 @@ rl-lab completion fish > ~/.config/fish/completions/rl-lab.fish
 # What a command's free words are: a shell function of this name (see the templates) lists them.
 FREE_WORDS = {
     "train": "experiments",
+    "tune": "experiments",
     "resume": "runs",
     "evaluate": "runs",
     "play": "runs",

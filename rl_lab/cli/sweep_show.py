@@ -1,0 +1,91 @@
+"""`rl-lab sweep show`: the trials of a sweep, the best, what each parameter explains, and pictures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rl_lab.cli.printing import format_value, print_json, table
+from rl_lab.launch.search import FINISHED, Trial, best_of
+from rl_lab.launch.sweep import trial_from
+from rl_lab.launch.sweep_plan import Parameter, SweepPlan
+from rl_lab.runs.sweep_figures import draw_importance, draw_parallel_coordinates, importance
+from rl_lab.runs.sweeps import SweepDirectory, open_sweep
+from rl_lab.utils.formatting import format_duration
+
+LEAST_TRIALS = 4  # finished ones, before shares of variance mean anything
+
+
+def show(name: str, runs_dir: Path, *, as_json: bool) -> int:
+    directory = open_sweep(name, runs_dir)
+    stored, recorded = directory.read()
+    plan = stored_plan(stored)
+    trials = [trial_from(row) for _, row in sorted(recorded.items())]
+    best = best_of(trials, plan)
+    finished = [trial for trial in trials if trial.state == FINISHED and trial.score is not None]
+    shares = importance([trial.parameters for trial in finished], [_score(trial) for trial in finished])
+    shares = shares if len(finished) >= LEAST_TRIALS else {}
+    pictures = draw(directory, plan, finished, shares)
+    if as_json:
+        facts = {"plan": stored, "trials": [asdict(trial) for trial in trials], "importance": shares}
+        print_json({**facts, "best": None if best is None else best.number, "pictures": pictures})
+        return 0
+    print(_table(plan, trials, best))
+    if best is not None:
+        run_id = directory.run_id(best.number, plan.seeds[0])
+        print(f"\nbest: trial {best.number}, {plan.metric} {format_value(best.score)}, run {run_id}")
+    if shares:
+        print("\nshare of the scores' variance that each parameter explains by itself")
+        print("\n".join(f"  {share:>5.0%}  {key}" for key, share in shares.items()))
+    if pictures:
+        print("\n" + "\n".join(f"picture: {path}" for path in pictures))
+    if not best:
+        print("\nno trial has finished yet")
+    return 0
+
+
+def stored_plan(stored: dict[str, Any]) -> SweepPlan:
+    """The plan as it stands on record."""
+    lists = {name: tuple(stored[name]) for name in ("overrides", "trial_overrides", "seeds")}
+    parameters = tuple(Parameter(**{**each, "choices": tuple(each["choices"])}) for each in stored["parameters"])
+    return SweepPlan(**{**stored, **lists, "parameters": parameters})
+
+
+def draw(directory: SweepDirectory, plan: SweepPlan, finished: list[Trial], shares: dict[str, float]) -> list[Path]:
+    if len(finished) < 2:
+        return []
+    is_log = {parameter.key: parameter.log for parameter in plan.parameters}
+    paths = [directory.path / "parallel_coordinates.png"]
+    draw_parallel_coordinates(
+        paths[0],
+        [trial.parameters for trial in finished],
+        [_score(trial) for trial in finished],
+        is_log=is_log,
+        metric=plan.metric,
+        title=f"{plan.name}: {len(finished)} finished trials",
+        is_maximized=plan.direction == "maximize",
+    )
+    if shares:
+        paths.append(directory.path / "importance.png")
+        draw_importance(paths[1], shares, title=f"{plan.name}: share of variance explained")
+    return paths
+
+
+def _table(plan: SweepPlan, trials: list[Trial], best: Trial | None) -> str:
+    keys = [parameter.key for parameter in plan.parameters]
+    headers = ["TRIAL", "STATE", "SCORE", "TIME", *(key.upper().rpartition(".")[2] for key in keys), "REMARK"]
+    rows = [
+        (
+            *(trial.number, trial.state, trial.score, format_duration(trial.seconds)),
+            *(trial.parameters.get(key) for key in keys),
+            "best" if trial is best else trial.message,
+        )
+        for trial in trials
+    ]
+    return table(headers, rows)
+
+
+def _score(trial: Trial) -> float:
+    assert trial.score is not None
+    return trial.score

@@ -1,0 +1,161 @@
+"""One run of a sweep's trial, in a warm worker: trained, continued or, where it is done already, only read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_lab.config.compose import compose, to_yaml
+from rl_lab.config.schema import EvaluationBlock, read_settings
+from rl_lab.experiment.build import check
+from rl_lab.experiment.session import DONE, continue_run, start_run
+from rl_lab.experiment.trust import remember_consent
+from rl_lab.metrics.names import NAMES, meaning_of
+from rl_lab.runs.manifest import config_hash
+from rl_lab.runs.metrics_file import read_metrics
+from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.sweeps import finite_values, read_score
+from rl_lab.types import ConfigError, RLLabError, RunError, did_you_mean
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """What a worker needs to know."""
+
+    number: int
+    seed: int
+    run_id: str
+    experiment: str | None
+    overrides: tuple[str, ...]
+    runs_dir: Path
+    config_dir: Path | None
+    tag: str
+    metric: str
+    score: str
+    direction: str
+    is_reporting: bool  # ask the parent about every value of the metric: it may prune the run
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """`finished`, `pruned`, `failed`, `interrupted` or, for another run in its place, `refused`."""
+
+    state: str
+    score: float | None = None
+    values: tuple[float, ...] = ()
+    logged: tuple[str, ...] = ()  # metrics there were, where the sweep's own never came
+    message: str = ""
+    seconds: float = 0.0  # of training, as the run's own status counts them
+
+
+@dataclass(frozen=True)
+class TrialCheck:
+    """A config to build and throw away before the first trial starts."""
+
+    label: str  # `parameters.algorithm.discount=2`
+    experiment: str | None
+    overrides: tuple[str, ...]
+    config_dir: Path | None
+    metric: str
+    has_pruner: bool
+
+
+def work(task: TrialRun | TrialCheck, report: Callable[[Any], Any]) -> TrialResult | str:
+    """What a worker does: a run, or a check whose answer is what is wrong (empty: nothing)."""
+    return run_trial(task, report) if isinstance(task, TrialRun) else check_trial(task)
+
+
+def check_trial(task: TrialCheck) -> str:
+    try:
+        config = compose(task.experiment, task.overrides, config_dir=task.config_dir)
+        settings = read_settings(config)
+        if problem := _metric_problem(task, settings.evaluation):
+            return problem
+        check(config)
+    except RLLabError as error:
+        return f"{task.label}: {error}"
+    return ""
+
+
+def _metric_problem(task: TrialCheck, evaluation: EvaluationBlock) -> str:
+    """A metric that these settings never log, as far as that can be known beforehand."""
+    is_evaluated = evaluation.every_steps is not None or evaluation.every_updates is not None
+    if task.metric.startswith("eval/") and not is_evaluated:
+        if evaluation.final_episodes == 0:
+            return f"metric {task.metric} is never logged: evaluation.final_episodes is 0 and every_steps is null."
+        if task.has_pruner:
+            return "a pruner compares evaluations during training, and there are none: set evaluation.every_steps."
+    if meaning_of(task.metric) is None and (hint := did_you_mean(task.metric, NAMES)):
+        return f"metric {task.metric} is not known.{hint} docs/metrics.md lists all of them."
+    return ""
+
+
+def run_trial(task: TrialRun, report: Callable[[Any], Any]) -> TrialResult:
+    """Bring one run to its end and read its score."""
+    run = RunDirectory(Path(task.runs_dir) / task.run_id)
+    try:
+        _train(task, run, _Pruner(task.metric, report) if task.is_reporting else None)
+    except (KeyboardInterrupt, SystemExit):
+        return TrialResult("interrupted")
+    except _RefusedError as error:
+        return TrialResult("refused", message=str(error))
+    except RLLabError as error:
+        has_begun = run.exists() and run.read_status()["state"] == "failed"
+        return TrialResult("failed" if has_begun or isinstance(error, ConfigError) else "refused", message=str(error))
+    return read_result(task, run)
+
+
+def read_result(task: TrialRun, run: RunDirectory) -> TrialResult:
+    status = run.read_status()
+    found = read_score(run, task.metric, score=task.score, direction=task.direction)
+    state = status["state"] if status["state"] in ("pruned", "failed") else "finished"
+    message = status["message"] if state != "finished" else ""
+    return TrialResult(state, found.score, found.values, found.logged, message, float(status["wall_s"] or 0.0))
+
+
+def _train(task: TrialRun, run: RunDirectory, pruner: _Pruner | None) -> None:
+    config = compose(task.experiment, task.overrides, config_dir=task.config_dir)
+    options: dict[str, Any] = {"quiet": True} if pruner is None else {"quiet": True, "prune": pruner}
+    if not run.exists():
+        remember_consent(config)
+        start_run(
+            config, overrides=task.overrides, run_id=task.run_id, runs_dir=task.runs_dir, tags=[task.tag], **options
+        )
+        return
+    _refuse_strangers(run, to_yaml(config))
+    if run.read_status()["state"] not in (*DONE, "failed"):
+        continue_run(run, config, **options)
+
+
+def _refuse_strangers(run: RunDirectory, config_text: str) -> None:
+    if run.read_manifest().get("config_hash") != config_hash(config_text):
+        raise _RefusedError(
+            f"Run {run.id} is there already with other settings than those of this trial: remove it, or give the sweep "
+            "another --name."
+        )
+
+
+class _RefusedError(RunError):
+    """The place of this run is taken."""
+
+
+class _Pruner:
+    """Asks the parent at every new value of the metric. A resumed run tells the values before it first, so that the
+    answer is that of a run without interruption."""
+
+    def __init__(self, metric: str, report: Callable[[Any], Any]) -> None:
+        self._metric = metric
+        self._report = report
+        self._values: list[float] | None = None
+
+    def __call__(self, run: RunDirectory, row: dict[str, Any]) -> str | None:
+        new = list(finite_values([row], self._metric))
+        if self._values is None:
+            self._values = list(finite_values(read_metrics(run.metrics_path), self._metric))  # this row included
+        else:
+            self._values += new
+        if not new or not self._report(list(self._values)):
+            return None
+        return f"{self._metric} {self._values[-1]:.4g} at {row['agent_steps']:,} agent steps is behind earlier trials"

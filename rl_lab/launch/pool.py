@@ -1,0 +1,173 @@
+"""Warm workers: processes that import once and then do one task after another, each bound to cores of its own.
+
+A worker that dies is replaced; workers whose parent dies leave at once, so that nobody holds a run's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+Report = Callable[[Any], Any]
+Work = Callable[[Any, Report], Any]
+"""Does one task. `report(value)` tells the parent something and returns its answer."""
+
+LEAVE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a worker said: `report` (answer it), `done`, or `died` with its exit code."""
+
+    kind: str
+    task: Any
+    value: Any
+
+
+@dataclass
+class _Worker:
+    process: Any
+    connection: Connection
+    task: Any = None
+
+
+class Pool:
+    """`jobs` workers that do `work`, given as `module:function` so that this process need not import it."""
+
+    def __init__(self, work: str, jobs: int, *, log_path: Path) -> None:
+        self._work = work
+        self._log_path = log_path
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self._shares = [cores[index % max(len(cores), 1) :: jobs] for index in range(jobs)]
+        self._workers = [self._start(share) for share in self._shares]
+
+    def _start(self, cores: list[int]) -> _Worker:
+        context = get_context("spawn")  # a forked torch is a broken torch
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, self._work, cores, str(self._log_path)))
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    @property
+    def idle(self) -> int:
+        return sum(worker.task is None for worker in self._workers)
+
+    def tasks(self) -> list[Any]:
+        return [worker.task for worker in self._workers if worker.task is not None]
+
+    def submit(self, task: Any) -> None:
+        worker = next(worker for worker in self._workers if worker.task is None)
+        worker.task = task
+        try:
+            worker.connection.send(task)
+        except OSError:
+            pass  # it died while it had nothing to do: `events` sees that, too, and the task comes back
+
+    def answer(self, task: Any, value: Any) -> None:
+        worker = next(worker for worker in self._workers if worker.task is task)
+        try:
+            worker.connection.send(value)
+        except OSError:
+            pass  # it died while it waited: `events` sees that, too
+
+    def events(self, timeout_s: float) -> Iterator[Event]:
+        """What happened within `timeout_s`; returns as soon as something did."""
+        waiting: dict[Any, _Worker] = {worker.connection: worker for worker in self._workers}
+        heard = wait(list(waiting), timeout_s)
+        # A process that a worker forked may hold the pipe open after the worker's death.
+        silent = [
+            worker for worker in self._workers if worker.connection not in heard and not worker.process.is_alive()
+        ]
+        for worker in [*(waiting[connection] for connection in heard), *silent]:
+            try:
+                kind, value = _next_message(worker)
+            except (EOFError, OSError):
+                yield from self._replace(worker)
+                continue
+            task = worker.task
+            if kind == "done":
+                worker.task = None
+            yield Event(kind, task, value)
+
+    def _replace(self, worker: _Worker) -> Iterator[Event]:
+        worker.connection.close()
+        worker.process.join()
+        place = self._workers.index(worker)
+        self._workers[place] = self._start(self._shares[place])
+        if worker.task is not None:
+            yield Event("died", worker.task, worker.process.exitcode)
+
+    def interrupt(self, number: int = signal.SIGTERM) -> None:
+        """Ask the busy workers to save and leave, or with SIGKILL make them."""
+        for worker in self._workers:
+            if worker.task is not None and worker.process.is_alive():
+                os.kill(worker.process.pid, number)
+
+    def close(self) -> None:
+        """Every worker leaves: the idle ones by themselves, the others as they are."""
+        for worker in self._workers:
+            if worker.task is not None:
+                worker.process.kill()
+            worker.connection.close()
+        for worker in self._workers:
+            worker.process.join(LEAVE_SECONDS)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+
+
+def _next_message(worker: _Worker) -> tuple[str, Any]:
+    if not worker.connection.poll() and not worker.process.is_alive():
+        raise EOFError
+    kind, value = worker.connection.recv()
+    return kind, value
+
+
+def _serve(connection: Connection, work: str, cores: list[int], log_path: str) -> None:
+    """The life of a worker. Its environment is set before anything large is imported."""
+    os.setsid()  # the terminal's Ctrl-C reaches the parent alone, which passes it on once
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _redirect_output(log_path)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    module, _, name = work.partition(":")
+    function: Work = getattr(import_module(module), name)
+
+    def report(value: Any) -> Any:
+        connection.send(("report", value))
+        return connection.recv()
+
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        connection.send(("done", function(task, report)))
+
+
+def _redirect_output(log_path: str) -> None:
+    """What libraries print must not disturb the parent's table."""
+    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)

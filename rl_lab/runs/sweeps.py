@@ -1,0 +1,145 @@
+"""A sweep on disk: `<runs_dir>/sweeps/<name>/trials.jsonl`, one line for the plan, then one per news of a trial.
+
+A line is appended and waited for before the next thing happens; of a line that a kill cut short nothing is read. The
+file is never the only truth: a trial's runs are ordinary runs, and what they hold decides.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_lab.runs.files import MissingFile, read_text, readable_disk_errors, sync_directory
+from rl_lab.runs.lock import RunLock, is_held
+from rl_lab.runs.metrics_file import read_metrics, series
+from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.types import RunError, did_you_mean
+
+SWEEPS = "sweeps"  # the folder of sweeps beside the runs
+JOURNAL = "trials.jsonl"
+
+
+@dataclass(frozen=True)
+class SweepDirectory:
+    """Where a sweep keeps its plan, its trials and its pictures."""
+
+    runs_dir: Path
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return Path(os.path.abspath(self.runs_dir)) / SWEEPS / self.name
+
+    @property
+    def journal_path(self) -> Path:
+        return self.path / JOURNAL
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "workers.log"
+
+    def exists(self) -> bool:
+        return self.journal_path.is_file()
+
+    def run(self, number: int, seed: int) -> RunDirectory:
+        return RunDirectory(Path(os.path.abspath(self.runs_dir)) / self.run_id(number, seed))
+
+    def run_id(self, number: int, seed: int) -> str:
+        return f"{self.name}-{number:04d}-s{seed}"
+
+    def tag(self) -> str:
+        return f"sweep:{self.name}"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time works on a sweep."""
+        with readable_disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        place = RunDirectory(self.path)
+        if is_held(place.lock_path):
+            raise RunError(f"Sweep {self.name} is being worked on by another process: wait for it, or stop it.")
+        with RunLock(place):
+            yield
+
+    def read(self) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+        """The plan and the newest news of each trial; both empty where there is no sweep yet."""
+        try:
+            lines = read_text(self.journal_path).split("\n")
+        except MissingFile:
+            return {}, {}
+        plan: dict[str, Any] = {}
+        trials: dict[int, dict[str, Any]] = {}
+        for line in lines:
+            row = _parse(line)
+            if "plan" in row:
+                plan = row["plan"]
+            elif isinstance(row.get("number"), int):
+                trials[row["number"]] = row
+        return plan, trials
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one line and wait until the disk has it; what a kill left half-written before it is cut off."""
+        with readable_disk_errors(self.journal_path):
+            is_new = not self.journal_path.exists()
+            with open(self.journal_path, "a+b") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(0, end - 1))
+                if end and file.read(1) != b"\n":
+                    file.truncate(_last_line_end(self.journal_path))
+                file.write(json.dumps(row).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            if is_new:
+                sync_directory(self.path)
+
+
+def _last_line_end(path: Path) -> int:
+    return path.read_bytes().rfind(b"\n") + 1
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:  # the last line, cut short by a kill
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def open_sweep(name: str, runs_dir: Path) -> SweepDirectory:
+    """An existing sweep; the nearest names where there is none."""
+    sweep = SweepDirectory(runs_dir, name)
+    if not sweep.exists():
+        folder = runs_dir / SWEEPS
+        known = sorted(path.parent.name for path in folder.glob(f"*/{JOURNAL}")) if folder.is_dir() else []
+        listed = f" There are: {', '.join(known)}." if known else " There are no sweeps there yet."
+        raise RunError(f"There is no sweep '{name}' in {folder}.{did_you_mean(name, known)}{listed}")
+    return sweep
+
+
+@dataclass(frozen=True)
+class RunScore:
+    """What a run says about the metric of a sweep."""
+
+    values: tuple[float, ...]  # every finite value, oldest first
+    score: float | None
+    logged: tuple[str, ...]  # names of all metrics, where this one never came
+
+
+def read_score(run: RunDirectory, metric: str, *, score: str, direction: str) -> RunScore:
+    """The last or the best value of a metric in a run's rows."""
+    rows = read_metrics(run.metrics_path)
+    values = tuple(finite_values(rows, metric))
+    if not values:
+        return RunScore((), None, tuple(sorted({name for row in rows for name in row if "/" in name})))
+    best = max(values) if direction == "maximize" else min(values)
+    return RunScore(values, values[-1] if score == "last" else best, ())
+
+
+def finite_values(rows: list[dict[str, Any]], metric: str) -> Iterable[float]:
+    return [value for _, value in series(rows, metric) if math.isfinite(value)]

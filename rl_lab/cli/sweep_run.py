@@ -43,7 +43,7 @@ def start(
     if plan.needs_optuna:
         require_optuna(plan)
     directory = SweepDirectory(runs_dir_of(arguments), plan.name)
-    with directory.locked():
+    with directory.locked(), directory.discarded_if_empty():
         plan, recorded = _take_up(plan, directory, is_parallel_given="parallel" in content)
         table = TrialTable(plan, is_quiet=arguments.quiet)
         began = time.monotonic()
@@ -163,17 +163,18 @@ def _check(plan: SweepPlan, pool: Pool, config_dir: Path | None) -> None:
         TrialCheck(label, plan.experiment, words_of(plan, point), config_dir, plan.metric, has_pruner)
         for label, point in points
     ]
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     while waiting or pool.tasks():
         while waiting and pool.idle:
             pool.submit(waiting.pop(0))
         for event in pool.events(1.0):
             if event.kind == "died":
                 raise RunError(f"A worker died while it checked {event.task.label or 'the base'} (code {event.value}).")
-            problems += [event.value] if event.value else []
-    problems = list(dict.fromkeys(problem.removeprefix(": ") for problem in problems))
-    if problems:
-        raise ConfigError(f"Sweep {plan.name} cannot run, so nothing was started:\n  " + "\n  ".join(problems))
+            if event.value:
+                problems[event.task.label] = event.value
+    if problems:  # what is wrong with the middle of all ranges is wrong with every trial
+        shown = [problems[""]] if "" in problems else list(dict.fromkeys(problems.values()))
+        raise ConfigError(f"Sweep {plan.name} cannot run, so nothing was started:\n  " + "\n  ".join(shown))
 
 
 # --- the closing words -------------------------------------------------------------------------

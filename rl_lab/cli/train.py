@@ -7,6 +7,7 @@ from itertools import product
 
 from rl_lab.cli.parsing import Parser, UsageError, add_config_dir, add_quiet, add_runs_dir, chosen, one_name, positive
 from rl_lab.cli.printing import end_training
+from rl_lab.cli.wandb_words import TrainingParser
 
 DEFAULT_ENVIRONMENT, DEFAULT_ALGORITHM = "CartPole-v1", "ppo"  # completes --algorithm or --env given alone
 
@@ -28,7 +29,7 @@ rl-lab train ppo_cartpole --run-id a1 --resume      start a1, or continue it if 
 
 
 def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
+    parser = TrainingParser(prog, description=DESCRIPTION, examples=EXAMPLES)
     parser.add_argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="what to train, and settings")
     parser.add_argument("--env", metavar="ID", help="a Gymnasium id, also package:Env-v0; stands for ID:ALGORITHM")
     parser.add_argument("--algorithm", metavar="NAME", help=f"with --env (default: {DEFAULT_ALGORITHM})")

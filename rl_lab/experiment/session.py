@@ -162,7 +162,7 @@ def _make_report(experiment: Experiment, run: RunDirectory, outcome: str) -> dic
             experiment.logger.message("No video: this environment cannot render here.", "warning")
     experiment.logger.flush()
     report = write_report(run, state=outcome)
-    message = f"Stopped: {experiment.housekeeping.stop_reason}." if outcome == "pruned" else ""
+    message = f"{experiment.housekeeping.stop_reason}." if outcome == "pruned" else ""
     _write_status(run, experiment.housekeeping, outcome, message)
     paths = {"curve": run.curve_path, "video": video, "report": report}
     return {label: path for label, path in paths.items() if path is not None}

@@ -75,7 +75,7 @@ def check_trial(task: TrialCheck) -> str:
             return problem
         check(config)
     except RLLabError as error:
-        return f"{task.label}: {error}"
+        return f"{task.label}: {error}".removeprefix(": ")
     return ""
 
 
@@ -111,7 +111,7 @@ def read_result(task: TrialRun, run: RunDirectory) -> TrialResult:
     status = run.read_status()
     found = read_score(run, task.metric, score=task.score, direction=task.direction)
     state = status["state"] if status["state"] in ("pruned", "failed") else "finished"
-    message = status["message"] if state != "finished" else ""
+    message = status["message"].removeprefix("pruned: ") if state != "finished" else ""
     return TrialResult(state, found.score, found.values, found.logged, message, float(status["wall_s"] or 0.0))
 
 

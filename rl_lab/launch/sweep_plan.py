@@ -54,7 +54,7 @@ class Parameter:
         elif self.is_whole and not self.log:
             value = self.low + min(int(fraction * (self.high - self.low + 1)), int(self.high - self.low))
         elif self.log:
-            value = math.exp(math.log(self.low) + fraction * (math.log(self.high) - math.log(self.low)))
+            value = self.low * (self.high / self.low) ** fraction
         else:
             value = self.low + fraction * (self.high - self.low)
         value = min(max(value, self.low), self.high)

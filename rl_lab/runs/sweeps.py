@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_lab.runs.files import MissingFile, read_text, readable_disk_errors, sync_directory
+from rl_lab.runs.files import MissingFile, read_text, readable_disk_errors, remove, sync_directory
 from rl_lab.runs.lock import RunLock, is_held
 from rl_lab.runs.metrics_file import read_metrics, series
 from rl_lab.runs.run_directory import RunDirectory
@@ -66,6 +66,15 @@ class SweepDirectory:
             raise RunError(f"Sweep {self.name} is being worked on by another process: wait for it, or stop it.")
         with RunLock(place):
             yield
+
+    @contextmanager
+    def discarded_if_empty(self) -> Iterator[None]:
+        """A sweep that was refused before its first trial leaves nothing behind."""
+        try:
+            yield
+        finally:
+            if not self.exists():
+                remove(self.path)
 
     def read(self) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
         """The plan and the newest news of each trial; both empty where there is no sweep yet."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_lab.cli.parsing import runs_dir_of
 from rl_lab.cli.printing import format_value, say
@@ -20,11 +20,14 @@ from rl_lab.config.write import experiment_text
 from rl_lab.launch.pool import Pool
 from rl_lab.launch.search import Trial, best_of, require_optuna
 from rl_lab.launch.sweep import Sweep, Task, trial_from
-from rl_lab.launch.sweep_plan import SweepPlan, read_plan
+from rl_lab.launch.sweep_plan import SweepPlan, read_plan, stored_plan
 from rl_lab.runs.files import write_atomic
 from rl_lab.runs.sweeps import SweepDirectory
 from rl_lab.types import ConfigError, RunError
 from rl_lab.utils.processes import available_cores
+
+if TYPE_CHECKING:
+    from rl_lab.experiment.trial import TrialCheck
 
 STOPPING = "\nstopping: each training saves first; three times to kill"
 WORK = "rl_lab.experiment.trial:work"
@@ -66,8 +69,12 @@ def _take_up(
         return plan, recorded
     if not is_parallel_given:  # it depends on the machine; the sweep keeps the one it began with
         plan = replace(plan, parallel=stored.get("parallel", plan.parallel))
-    now, then = plan.identity(), {name: stored.get(name) for name in plan.identity()}
-    changed = [f"{name} was {then[name]}, now {now[name]}" for name in now if _plain(now[name]) != _plain(then[name])]
+    now, then = _facts(plan), _facts(stored_plan(stored))
+    changed = [
+        f"{name} was {then.get(name)}, now {now.get(name)}"
+        for name in {**then, **now}
+        if now.get(name) != then.get(name)
+    ]
     if changed:
         raise ConfigError(
             f"Sweep {plan.name} exists with other settings, so it cannot go on:\n  "
@@ -83,11 +90,11 @@ def _take_up(
     return plan, recorded
 
 
-def _plain(value: Any) -> Any:
-    """Tuples as the lists that JSON makes of them."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+def _facts(plan: SweepPlan) -> dict[str, Any]:
+    """What a resumed sweep must have in common with its beginning, one parameter at a time."""
+    facts = {name: value for name, value in plan.identity().items() if name != "parameters"}
+    facts["parameters"] = [parameter.key for parameter in plan.parameters]
+    return facts | {f"parameters.{parameter.key}": parameter.short() for parameter in plan.parameters}
 
 
 @contextmanager
@@ -149,20 +156,25 @@ def words_of(plan: SweepPlan, parameters: dict[str, Any], *, is_trial: bool = Tr
     return (*plan.overrides, *(plan.trial_overrides if is_trial else ()), *searched)
 
 
-def _check(plan: SweepPlan, pool: Pool, config_dir: Path | None) -> None:
-    """Every parameter at its ends, or each of its choices, is built by the workers before the first trial starts."""
+def check_points(plan: SweepPlan, config_dir: Path | None) -> list[TrialCheck]:
+    """The middle of all ranges, then each parameter at its ends or at each of its choices."""
     from rl_lab.experiment.trial import TrialCheck
 
-    middle = {parameter.key: parameter.at(0.5) for parameter in plan.parameters}
+    middle = {each.key: each.at(0.0 if each.is_choice else 0.5) for each in plan.parameters}
     points = [("", middle)]
     for parameter in plan.parameters:
         values = [value for value in parameter.extremes() if value != middle[parameter.key]]
         points += [(f"parameters.{parameter.key}={spell(value)}", {**middle, parameter.key: value}) for value in values]
     has_pruner = plan.pruner != "none"
-    waiting = [
+    return [
         TrialCheck(label, plan.experiment, words_of(plan, point), config_dir, plan.metric, has_pruner)
         for label, point in points
     ]
+
+
+def _check(plan: SweepPlan, pool: Pool, config_dir: Path | None) -> None:
+    """The workers build what is to be tried, as far as it is known, before the first trial starts."""
+    waiting = check_points(plan, config_dir)
     problems: dict[str, str] = {}
     while waiting or pool.tasks():
         while waiting and pool.idle:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rl_lab.cli.printing import format_value, print_json, table
 from rl_lab.launch.search import FINISHED, Trial, best_of
 from rl_lab.launch.sweep import trial_from
-from rl_lab.launch.sweep_plan import Parameter, SweepPlan
+from rl_lab.launch.sweep_plan import SweepPlan, stored_plan
 from rl_lab.runs.sweep_figures import draw_importance, draw_parallel_coordinates, importance
 from rl_lab.runs.sweeps import SweepDirectory, open_sweep
 from rl_lab.utils.formatting import format_duration
@@ -43,13 +42,6 @@ def show(name: str, runs_dir: Path, *, as_json: bool) -> int:
     if not best:
         print("\nno trial has finished yet")
     return 0
-
-
-def stored_plan(stored: dict[str, Any]) -> SweepPlan:
-    """The plan as it stands on record."""
-    lists = {name: tuple(stored[name]) for name in ("overrides", "trial_overrides", "seeds")}
-    parameters = tuple(Parameter(**{**each, "choices": tuple(each["choices"])}) for each in stored["parameters"])
-    return SweepPlan(**{**stored, **lists, "parameters": parameters})
 
 
 def draw(directory: SweepDirectory, plan: SweepPlan, finished: list[Trial], shares: dict[str, float]) -> list[Path]:

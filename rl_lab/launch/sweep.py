@@ -201,11 +201,10 @@ class Sweep:
         trial.state, trial.message = state, message
         self._queue = [task for task in self._queue if task.trial is not trial]
         if self.plan.pruner != "none":
-            self._prunings.pop(trial.number, None)
-            replay = self._pruning(trial)  # what the pruner remembers, also of a run that was only read
-            for value in trial.values:
-                replay.report(value)
-            trial.rungs = replay.rungs()
+            pruning = self._prunings.pop(trial.number)
+            for value in trial.values[len(pruning.values) :]:  # those of a run that was only read, and the last one
+                pruning.report(value)
+            trial.rungs = pruning.rungs()
         self.record(asdict(trial))
         ended = [each for each in self.trials if each.has_ended]
         if state == FAILED and all(each.state == FAILED for each in ended):

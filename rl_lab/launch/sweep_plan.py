@@ -40,6 +40,11 @@ class Parameter:
     def is_choice(self) -> bool:
         return bool(self.choices)
 
+    def short(self) -> Any:
+        """As a sweep file writes it."""
+        given = {"low": self.low, "high": self.high, "log": self.log or None, "step": self.step, "count": self.count}
+        return list(self.choices) or {name: value for name, value in given.items() if value is not None}
+
     def extremes(self) -> list[Any]:
         """The values to try out before anything starts: every choice, or both ends of the range."""
         return list(self.choices) if self.is_choice else [self.at(0.0), self.at(1.0)]
@@ -178,6 +183,13 @@ def read_plan(content: Mapping[str, Any], *, place: str, default_name: str, defa
     _check_name(plan.name, place)
     _check_keys(plan, place)
     return _with_grid(plan, "trials" in given, place) if sampler == "grid" else plan
+
+
+def stored_plan(stored: Mapping[str, Any]) -> SweepPlan:
+    """The plan as it stands on record."""
+    lists = {name: tuple(stored[name]) for name in ("overrides", "trial_overrides", "seeds")}
+    parameters = tuple(Parameter(**{**each, "choices": tuple(each["choices"])}) for each in stored["parameters"])
+    return SweepPlan(**{**stored, **lists, "parameters": parameters})
 
 
 def _words(given: Mapping[str, Any], key: str, place: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,9 @@ class SweepDirectory:
         finally:
             if not self.exists():
                 remove(self.path)
+                with suppress(OSError):  # other sweeps, or runs, lie there
+                    self.path.parent.rmdir()
+                    self.path.parents[1].rmdir()
 
     def read(self) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
         """The plan and the newest news of each trial; both empty where there is no sweep yet."""

@@ -46,9 +46,14 @@ class Pool:
     def __init__(self, work: str, jobs: int, *, log_path: Path) -> None:
         self._work = work
         self._log_path = log_path
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        self._shares = [cores[index % max(len(cores), 1) :: jobs] for index in range(jobs)]
+        self._shares = self.shares(jobs)
         self._workers = [self._start(share) for share in self._shares]
+
+    @staticmethod
+    def shares(jobs: int) -> list[list[int]]:
+        """The cores of each worker; with more workers than cores some share one. Empty where nothing can be bound."""
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        return [cores[index % max(len(cores), 1) :: jobs] for index in range(jobs)]
 
     def _start(self, cores: list[int]) -> _Worker:
         context = get_context("spawn")  # a forked torch is a broken torch

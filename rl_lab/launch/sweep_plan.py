@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -131,8 +132,9 @@ class SweepPlan:
         return {name: value for name, value in self.as_dict().items() if name not in CHANGEABLE}
 
     def as_dict(self) -> dict[str, Any]:
-        plain = asdict(self)
-        return plain | {name: list(plain[name]) for name in ("overrides", "trial_overrides", "seeds", "parameters")}
+        """The plan as it is stored: lists instead of tuples."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
 
     def is_better(self, score: float, other: float) -> bool:
         return score > other if self.direction == "maximize" else score < other

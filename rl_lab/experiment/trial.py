@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class TrialResult:
     logged: tuple[str, ...] = ()  # metrics there were, where the sweep's own never came
     message: str = ""
     seconds: float = 0.0  # of training, as the run's own status counts them
+    task_seconds: float = 0.0  # that the worker took in all
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,11 @@ class TrialCheck:
 
 def work(task: TrialRun | TrialCheck, report: Callable[[Any], Any]) -> TrialResult | str:
     """What a worker does: a run, or a check whose answer is what is wrong (empty: nothing)."""
-    return run_trial(task, report) if isinstance(task, TrialRun) else check_trial(task)
+    if isinstance(task, TrialCheck):
+        return check_trial(task)
+    began = time.monotonic()
+    result = run_trial(task, report)
+    return replace(result, task_seconds=time.monotonic() - began)
 
 
 def check_trial(task: TrialCheck) -> str:

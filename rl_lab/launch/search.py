@@ -35,7 +35,8 @@ class Trial:
     values: list[float] = field(default_factory=list)  # of the metric in the first seed's run, oldest first
     rungs: dict[str, float] = field(default_factory=dict)  # what the pruner remembers of it
     message: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # of training, all seeds together
+    task_seconds: float = 0.0  # that workers spent on it, in this process or the one that recorded it
 
     @property
     def has_ended(self) -> bool:

@@ -34,6 +34,7 @@ class Result(Protocol):
     logged: tuple[str, ...]
     message: str
     seconds: float
+    task_seconds: float
 
 
 @dataclass(eq=False)
@@ -62,7 +63,6 @@ class Sweep:
         self.trials: list[Trial] = []
         self.signals_seen: list[int] = []
         self.is_out_of_time = False
-        self.busy_seconds = 0.0  # of training, summed over all runs of this process
         self._search: Search = make_search(self.plan)
         self._told = 0
         self._queue: list[Task] = []
@@ -169,8 +169,8 @@ class Sweep:
 
     def _finish_run(self, task: Task, result: Result) -> None:
         trial = task.trial
-        self.busy_seconds += result.seconds
         trial.seconds += result.seconds
+        trial.task_seconds += result.task_seconds
         if result.state == "interrupted":
             if not self._is_stopping():  # somebody stopped this run alone: it goes on
                 self._queue.insert(0, task)
@@ -230,5 +230,5 @@ def trial_from(row: Mapping[str, Any]) -> Trial:
     seeds = {int(seed): float(score) for seed, score in dict(known.get("seed_scores") or {}).items()}
     trial = Trial(**{**known, "seed_scores": seeds})
     if not trial.has_ended:
-        trial.seed_scores, trial.values, trial.seconds = {}, [], 0.0  # its runs are read again
+        return Trial(trial.number, trial.parameters)  # its runs are read again
     return trial

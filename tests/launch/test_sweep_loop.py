@@ -35,6 +35,7 @@ class Result:
     logged: tuple[str, ...] = ()
     message: str = ""
     seconds: float = 1.0
+    task_seconds: float = 1.0
 
 
 class Runs:

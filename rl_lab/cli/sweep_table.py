@@ -45,7 +45,7 @@ class TrialTable:
         has_news = any(trial.has_ended and trial.number not in self._printed for trial in trials)
         if self._live is not None:
             if has_news or time.monotonic() - self._drawn > REFRESH_SECONDS:
-                self._live.update(self._table(trials), refresh=True)
+                self._live.update(self.render(trials), refresh=True)
                 self._drawn = time.monotonic()
         for trial in trials:
             if trial.has_ended and trial.number not in self._printed:
@@ -55,7 +55,7 @@ class TrialTable:
                     mark = "  best so far" if best is trial else ""
                     say(line_of(trial, self._plan) + mark)
 
-    def _table(self, trials: list[Trial]) -> Any:
+    def render(self, trials: list[Trial]) -> Any:
         from rich.table import Table
 
         best = best_of(trials, self._plan)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,20 +18,25 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 from rl_lab.cli import sweep_run
 from rl_lab.cli.main import main
 from rl_lab.cli.sweep_run import check_points, words_of
+from rl_lab.cli.sweep_table import TrialTable
 from rl_lab.cli.train import build_parser as build_train_parser
 from rl_lab.cli.tune import tuned
 from rl_lab.cli.wandb_words import as_overrides
 from rl_lab.config.compose import compose
+from rl_lab.config.write import experiment_text
 from rl_lab.experiment.trial import TrialCheck, check_trial, work
 from rl_lab.launch.pool import Event
+from rl_lab.launch.search import Trial
+from rl_lab.launch.sweep import trial_from
 from rl_lab.launch.sweep_plan import read_plan
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.sweeps import SweepDirectory
-from rl_lab.types import RunError
+from rl_lab.types import ConfigError, RunError
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -137,6 +144,25 @@ def test_a_sweep_killed_twice_loses_and_repeats_nothing(rl: Any, whole: Path, he
 def test_a_sweep_killed_ten_times_loses_and_repeats_nothing(rl: Any, here: Path) -> None:
     assert rl("sweep", write("alone.yaml", **SEARCH, trials=24)).code == 0
     kill_and_compare(rl, kills=10, trials=24, expected=facts("alone"))
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_asked_to_stop_saves_and_says_how_to_go_on(rl: Any, here: Path) -> None:
+    content = {**SEARCH, "overrides": [*TINY_PPO, "training.phases.train.duration_steps=2000000"], "jobs": 2}
+    file = write("asked.yaml", **content, trials=2)
+    process = subprocess.Popen([sys.executable, "-m", "rl_lab", "sweep", str(file)], stderr=subprocess.PIPE, text=True)
+    runs = [RunDirectory(Path(f"runs/asked-000{number}-s0")) for number in range(2)]
+    while process.poll() is None and not all(run.metrics_path.exists() for run in runs):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted: the same command goes on" in said
+    assert [run.read_status()["state"] for run in runs] == ["interrupted", "interrupted"]
+    assert all((run.checkpoints_dir / "latest").exists() for run in runs)
+    answer = rl("sweep", file, "--minutes", "0.05")
+    assert answer.code == 1 and "out of time: the same command goes on" in answer.out
+    assert "no trial has finished yet" in answer.err
+    assert [run.read_status()["state"] for run in runs] == ["interrupted", "interrupted"]
 
 
 def test_the_trials_of_a_warm_worker_equal_trainings_of_their_own(
@@ -354,6 +380,51 @@ def test_one_process_at_a_time_works_on_a_sweep(here: Path) -> None:
     message = "Sweep s is being worked on by another process"
     with directory.locked(), pytest.raises(RunError, match=message), directory.locked():
         pass
+
+
+def test_a_terminal_shows_a_table_of_the_newest_trials() -> None:
+    plan = read_plan(CHEAP, place="s.yaml", default_name="s", default_jobs=1)
+    trials = [trial_from(row) for row in TRIALS] + [Trial(9, TRIALS[0]["parameters"], values=[0.25])]
+    console = Console(width=120, file=io.StringIO())
+    console.print(TrialTable(plan, is_quiet=False).render(trials))
+    lines = console.file.getvalue().splitlines()
+    assert "s · 9 of 20 trials · best 3 in trial 6" in lines[0]
+    assert [word in lines[-2] for word in ("9", "running", "0.25")] == [True] * 3
+
+
+def test_elsewhere_each_trial_is_one_line_once(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = read_plan(CHEAP, place="s.yaml", default_name="s", default_jobs=1)
+    with TrialTable(plan, is_quiet=False) as table:
+        table.show([trial_from(row) for row in TRIALS[:1]])
+        table.show([trial_from(row) for row in TRIALS[:1]])
+    assert (
+        capsys.readouterr().out
+        == "trial    0/20  finished           0  algorithm.epsilon=0.1  algorithm.discount=0.9  best so far\n"
+    )
+
+
+# --- the best config ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("experiment", "words"),
+    [
+        ("rl_lab/Counter-v0:ppo", ["algorithm.epochs=3", "training.phases.train.collect_steps=64"]),
+        ("dqn_cartpole", ["replay=prioritized", "training.updates_per_step=0.5"]),
+    ],
+)
+def test_the_best_config_composes_to_what_its_trial_had(here: Path, experiment: str, words: list[str]) -> None:
+    text = experiment_text("good", experiment, words, remarks=["Best of all: 1"], config_dir=None)
+    Path("configs/experiment").mkdir(parents=True)
+    Path("configs/experiment/good.yaml").write_text(text)
+    assert {**compose("good"), "experiment": None} == {**compose(experiment, words), "experiment": None}
+    assert compose("good")["experiment"]["name"] == "good"
+
+
+def test_choices_that_no_file_can_say_are_refused(here: Path) -> None:
+    """`size=` replaces an experiment's own layer sizes on the command line only."""
+    with pytest.raises(ConfigError, match="cannot be written into one experiment file"):
+        experiment_text("good", "dreamer_v3_cartpole", ["size=1m"], remarks=[], config_dir=None)
 
 
 # --- tune --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context, parent_process
@@ -33,21 +34,23 @@ class Event:
     value: Any
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     process: Any
     connection: Connection
+    cores: list[int]
     task: Any = None
 
 
 class Pool:
-    """`jobs` workers that do `work`, given as `module:function` so that this process need not import it."""
+    """At most `jobs` workers that do `work`, given as `module:function` so that this process need not import it. They
+    start when there is something to do for them."""
 
     def __init__(self, work: str, jobs: int, *, log_path: Path) -> None:
         self._work = work
         self._log_path = log_path
-        self._shares = self.shares(jobs)
-        self._workers = [self._start(share) for share in self._shares]
+        self._free_shares = self.shares(jobs)  # cores for which there is no worker yet, or none any more
+        self._workers: list[_Worker] = []
 
     @staticmethod
     def shares(jobs: int) -> list[list[int]]:
@@ -55,35 +58,35 @@ class Pool:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         return [cores[index % max(len(cores), 1) :: jobs] for index in range(jobs)]
 
-    def _start(self, cores: list[int]) -> _Worker:
+    def _start(self) -> _Worker:
         context = get_context("spawn")  # a forked torch is a broken torch
         ours, theirs = context.Pipe()
+        cores = self._free_shares.pop(0)
         process = context.Process(target=_serve, args=(theirs, self._work, cores, str(self._log_path)))
         process.start()
         theirs.close()
-        return _Worker(process, ours)
+        worker = _Worker(process, ours, cores)
+        self._workers.append(worker)
+        return worker
 
     @property
     def idle(self) -> int:
-        return sum(worker.task is None for worker in self._workers)
+        """How many tasks could be taken now."""
+        return len(self._free_shares) + sum(worker.task is None for worker in self._workers)
 
     def tasks(self) -> list[Any]:
         return [worker.task for worker in self._workers if worker.task is not None]
 
     def submit(self, task: Any) -> None:
-        worker = next(worker for worker in self._workers if worker.task is None)
+        worker = next((worker for worker in self._workers if worker.task is None), None) or self._start()
         worker.task = task
-        try:
+        with suppress(OSError):  # it died while it had nothing to do: `events` sees that, too, and the task comes back
             worker.connection.send(task)
-        except OSError:
-            pass  # it died while it had nothing to do: `events` sees that, too, and the task comes back
 
     def answer(self, task: Any, value: Any) -> None:
         worker = next(worker for worker in self._workers if worker.task is task)
-        try:
+        with suppress(OSError):  # it died while it waited: `events` sees that, too
             worker.connection.send(value)
-        except OSError:
-            pass  # it died while it waited: `events` sees that, too
 
     def events(self, timeout_s: float) -> Iterator[Event]:
         """What happened within `timeout_s`; returns as soon as something did."""
@@ -91,26 +94,26 @@ class Pool:
         heard = wait(list(waiting), timeout_s)
         # A process that a worker forked may hold the pipe open after the worker's death.
         silent = [
-            worker for worker in self._workers if worker.connection not in heard and not worker.process.is_alive()
+            worker for worker in waiting.values() if worker.connection not in heard and not worker.process.is_alive()
         ]
         for worker in [*(waiting[connection] for connection in heard), *silent]:
+            task = worker.task
             try:
                 kind, value = _next_message(worker)
             except (EOFError, OSError):
-                yield from self._replace(worker)
+                self._bury(worker)
+                if task is not None:
+                    yield Event("died", task, worker.process.exitcode)
                 continue
-            task = worker.task
             if kind == "done":
                 worker.task = None
             yield Event(kind, task, value)
 
-    def _replace(self, worker: _Worker) -> Iterator[Event]:
+    def _bury(self, worker: _Worker) -> None:
         worker.connection.close()
         worker.process.join()
-        place = self._workers.index(worker)
-        self._workers[place] = self._start(self._shares[place])
-        if worker.task is not None:
-            yield Event("died", worker.task, worker.process.exitcode)
+        self._workers.remove(worker)
+        self._free_shares.append(worker.cores)
 
     def interrupt(self, number: int = signal.SIGTERM) -> None:
         """Ask the busy workers to save and leave, or with SIGKILL make them."""
@@ -129,6 +132,7 @@ class Pool:
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
+        self._workers = []
 
 
 def _next_message(worker: _Worker) -> tuple[str, Any]:

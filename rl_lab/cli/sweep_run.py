@@ -43,7 +43,7 @@ def start(
         content["best_config"] = str(arguments.output)
     plan = read_plan(content, place=place, default_name=default_name, default_jobs=available_cores())
     plan = replace(plan, overrides=(*plan.overrides, *overrides))
-    if plan.needs_optuna:
+    if plan.is_dependent:  # TPE, CMA-ES and pruners are Optuna's
         require_optuna(plan)
     directory = SweepDirectory(runs_dir_of(arguments), plan.name)
     with directory.locked(), directory.discarded_if_empty():

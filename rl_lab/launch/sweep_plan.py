@@ -118,10 +118,6 @@ class SweepPlan:
         """Whether a trial needs the results of earlier ones."""
         return self.sampler in ("tpe", "cmaes") or self.pruner != "none"
 
-    @property
-    def needs_optuna(self) -> bool:
-        return self.is_dependent
-
     def known_before(self, number: int) -> int:
         """How many trials, counted from the first, trial `number` may know the results of: the rule that makes a
         sweep repeatable, however fast its trials are and whenever it is interrupted."""

@@ -29,13 +29,14 @@ import torch
 
 from rl_lab.runs.files import (
     UnreadableFile,
+    appearing,
     check_types,
     read_bytes,
     read_json,
     readable_disk_errors,
     remove,
+    remove_at_once,
     sync_directory,
-    temporary_name,
     to_json,
     write_durably,
 )
@@ -124,14 +125,10 @@ class CheckpointStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._sweep()
             path = self._unused_path(agent_steps)
-            temporary = temporary_name(path)
-            try:
+            with appearing(path) as temporary:
                 temporary.mkdir()
                 facts = {"run": self.identity, "counts": dict(counts), "score": score}
                 _write_sections(temporary, state, facts, external)
-                os.rename(temporary, path)
-            finally:
-                remove(temporary)  # gone already, unless something failed
             sync_directory(self.directory)
             for link in ("latest", "best") if is_best else ("latest",):
                 self._point(link, path)
@@ -154,11 +151,10 @@ class CheckpointStore:
 
     def _point(self, link_name: str, path: Path) -> None:
         link = self.directory / link_name
-        temporary = temporary_name(link)
         if link.is_dir() and not link.is_symlink():
             remove(link)  # a copy made by a tool that follows links; the new checkpoint is on disk already
-        os.symlink(path.name, temporary)
-        os.replace(temporary, link)
+        with appearing(link) as temporary:
+            os.symlink(path.name, temporary)
 
     def _retire(self, agent_steps: int) -> None:
         """Keep the newest few and whatever `latest` and `best` name; a newer save of one count replaces an older.
@@ -171,9 +167,7 @@ class CheckpointStore:
         kept = {newest_of_each_count[steps] for steps in recent} | {self._target("latest"), self._target("best")}
         for _, _, path in entries:
             if path not in kept:
-                doomed = temporary_name(path)  # never half-deleted under its own name
-                os.rename(path, doomed)
-                remove(doomed)
+                remove_at_once(path)
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -402,7 +396,8 @@ def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]
     try:
         data = read_bytes(path / file)
     except OSError as error:
-        raise _unreadable(path, file, error) from error
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise DamagedCheckpoint(path, f"{file} {what}") from error
     expected = entries[file]
     if len(data) != expected["bytes"]:
         raise DamagedCheckpoint(path, f"{file} has {len(data)} bytes where the manifest says {expected['bytes']}")
@@ -413,8 +408,3 @@ def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]
     except _LOAD_ERRORS as error:
         summary = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DamagedCheckpoint(path, f"{file} is not plain data and was refused ({summary})") from error
-
-
-def _unreadable(path: Path, file: str, error: OSError) -> DamagedCheckpoint:
-    is_missing = isinstance(error, FileNotFoundError)
-    return DamagedCheckpoint(path, f"{file} {'is missing' if is_missing else f'cannot be read ({error.strerror})'}")

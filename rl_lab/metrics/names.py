@@ -1,4 +1,4 @@
-"""Every metric name, its unit, its meaning and its healthy value: the tables of names.md, which docs/metrics.md shows."""
+"""Every metric name, its unit, its meaning and its healthy value: the tables of names.md, shown in docs/metrics.md."""
 
 from __future__ import annotations
 

@@ -102,7 +102,6 @@ class CheckpointStore:
         self.directory = Path(directory)
         self.keep_recent = keep_recent
         self.identity = identity
-        self._is_clean = False
 
     # --- saving --------------------------------------------------------------------------------
 
@@ -123,7 +122,8 @@ class CheckpointStore:
         """
         with readable_disk_errors(self.directory, run_id=self.directory.absolute().parent.name):
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._sweep()
+            for leftover in self.directory.glob("*.tmp-*"):  # of a kill or a failed save: nobody else may be saving
+                remove(leftover)
             path = self._unused_path(agent_steps)
             with appearing(path) as temporary:
                 temporary.mkdir()
@@ -133,15 +133,7 @@ class CheckpointStore:
             for link in ("latest", "best") if is_best else ("latest",):
                 self._point(link, path)
             self._retire(agent_steps)
-            self._is_clean = True
         return path
-
-    def _sweep(self) -> None:
-        """Remove what a kill or a failed save left. Only a saver does: a reader could hit a living one."""
-        if not self._is_clean:
-            for leftover in self.directory.glob("*.tmp-*"):
-                remove(leftover)
-        self._is_clean = False  # until this save is over
 
     def _unused_path(self, agent_steps: int) -> Path:
         """A second save at the same count gets a `-r2` name, so that the first stays valid until the end."""

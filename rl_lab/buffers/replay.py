@@ -25,7 +25,7 @@ from rl_lab.buffers.storage.archive import RingArchive
 from rl_lab.buffers.storage.compressed import CompressedRing, frame_bytes
 from rl_lab.buffers.storage.disk import DiskArchive, DiskRing
 from rl_lab.buffers.storage.row_log import NamedFile
-from rl_lab.buffers.storage.rows import DeviceRing, Ring, RowRing, as_array, row_bytes
+from rl_lab.buffers.storage.rows import DeviceRing, RowRing, as_array, row_bytes
 from rl_lab.types import Batch, ConfigError, EnvSpec, Progress, RunError, StateTree, did_you_mean
 
 _CPU = torch.device("cpu")
@@ -92,7 +92,7 @@ class Replay:
         self._is_pending_stored = False  # whether the ring holds the pending row
         self._bfloat16_keys: set[str] = set()  # numpy has no such numbers: the ring holds their bits
 
-    def _make_ring(self, directory: Path | None) -> Ring:
+    def _make_ring(self, directory: Path | None) -> RowRing:
         sizes = {"num_envs": self.num_envs, "slots_per_env": self.slots_per_env}
         if self.compress_frames is not None:
             return CompressedRing(**sizes, device=self.device, budget_fraction=self._checked_fraction())

@@ -20,7 +20,7 @@ from rl_lab.buffers.storage.row_log import (
     rows_per_file,
     sync,
 )
-from rl_lab.buffers.storage.rows import Layout, Ring
+from rl_lab.buffers.storage.rows import Layout, RowRing
 from rl_lab.types import StateTree
 from rl_lab.utils.file_blocks import FileBlocks
 
@@ -28,7 +28,7 @@ from rl_lab.utils.file_blocks import FileBlocks
 class RingArchive:
     """Keeps a ring's folder in step with it; times are the buffer's, slot = time % C."""
 
-    def __init__(self, ring: Ring, directory: Path) -> None:
+    def __init__(self, ring: RowRing, directory: Path) -> None:
         self.folder = LogFolder(directory)
         self._ring = ring
         self._layouts: list[Layout] = []

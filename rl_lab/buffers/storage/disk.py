@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rl_lab.buffers.storage.archive import RingArchive
 from rl_lab.buffers.storage.row_log import LogFolder, Segment, new_blocks, record_dtype, rows_per_file, sync
-from rl_lab.buffers.storage.rows import Arrays, Layout, Ring, as_array
+from rl_lab.buffers.storage.rows import Arrays, Layout, RowRing, as_array
 from rl_lab.types import Batch, ConfigError, RunError
 from rl_lab.utils.file_blocks import FileBlocks
 
@@ -50,7 +50,7 @@ class Chunk:
         return self.first_time + len(self.records)
 
 
-class DiskRing(Ring):
+class DiskRing(RowRing):
     """The newest C rows of N environments in mapped files; to its owner it looks like a ring of slots in memory."""
 
     def __init__(self, *, num_envs: int, slots_per_env: int, directory: Path | None) -> None:
@@ -77,6 +77,9 @@ class DiskRing(Ring):
         return {chunk.file for chunk in self.chunks} | {file for file, _, _ in self._overlays.values()}
 
     # --- rows in -------------------------------------------------------------------------------
+
+    def _pack(self, rows: Sequence[Batch]) -> None:
+        """Rows are written one by one."""
 
     def write(self, slot: int, row: Batch) -> None:
         """The newest row or the one after it."""
@@ -181,10 +184,11 @@ class DiskRing(Ring):
         self._is_last[...] = False
 
     def set_slots(self, start: int, rows: Arrays) -> None:
-        """As the rows that come next, from the slot after the newest on."""
-        for index in range(next(iter(rows.values())).shape[1]):
-            row = {key: torch.from_numpy(np.ascontiguousarray(values[:, index])) for key, values in rows.items()}
-            self.write((start + index) % self.slots_per_env, row)
+        if rows:
+            raise RunError(
+                "The saved replay holds its rows in full, as one without a directory saves them, but this one lies on "
+                "the disk. Continue with storage: cpu."
+            )
 
     def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
         return self._gather(env_index, self._time_at(slot))[key]
@@ -213,18 +217,6 @@ class DiskRing(Ring):
             file, content = self._new_file("mutable", prod((*places, *shape)) * np.dtype(dtype).itemsize)
             self._overlays[key] = file, content.view(dtype).reshape(*places, *shape), np.zeros(places, bool)
         return self._overlays[key]
-
-    def get_rows(self, used: int) -> Arrays:
-        assert not used, "rows on the disk are saved by their files"
-        return {}
-
-    def set_rows(self, rows: Mapping[str, Tensor | np.ndarray]) -> None:
-        if rows:
-            raise RunError(
-                "The saved replay holds its rows in full, as one without a directory saves them, but this one lies on "
-                "the disk. Continue with storage: cpu."
-            )
-        self.lay_out({})
 
 
 class DiskArchive(RingArchive):

@@ -56,13 +56,9 @@ class DiskRing(RowRing):
     def __init__(self, *, num_envs: int, slots_per_env: int, directory: Path | None) -> None:
         super().__init__(num_envs=num_envs, slots_per_env=slots_per_env)
         self.folder = None if directory is None else LogFolder(directory)
-        self.chunks: list[Chunk] = []
-        self.saved_until = 0  # rows before this time may be named by a checkpoint: they are never changed in place
-        self.newest = -1  # the time of the newest row
-        self._first_times = np.zeros(0, np.int64)
         self.named: set[str] = set()  # files that some state has named
         self._is_last = np.zeros((num_envs, slots_per_env), bool)  # asked for at every draw: kept in memory
-        self._overlays: dict[str, tuple[str, np.ndarray, np.ndarray]] = {}  # key -> file, values, which rows have one
+        self.lay_out({})
 
     @property
     def allocated_bytes(self) -> int:
@@ -178,9 +174,12 @@ class DiskRing(RowRing):
         return {key: value.numpy() for key, value in rows.items()}
 
     def lay_out(self, layout: Layout) -> None:
-        self.layout, self.chunks, self._overlays = dict(layout), [], {}
-        self.saved_until, self.newest = 0, -1
+        self.layout = dict(layout)
+        self.chunks: list[Chunk] = []
+        self.saved_until = 0  # rows before this time may be named by a checkpoint: they are never changed in place
+        self.newest = -1  # the time of the newest row
         self._first_times = np.zeros(0, np.int64)
+        self._overlays: dict[str, tuple[str, np.ndarray, np.ndarray]] = {}  # key -> file, values, which rows have one
         self._is_last[...] = False
 
     def set_slots(self, start: int, rows: Arrays) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
@@ -156,31 +157,30 @@ def _sync_and_close(file: BinaryIO) -> None:
         os.fsync(file.fileno())
 
 
-class Writer:
-    """Writes while checksums are computed, and lets one file reach the disk while the next is written."""
+Append = Callable[[Path, Iterable[np.ndarray], FileBlocks], FileBlocks]
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="row_log")
-        self._closing: Future[None] | None = None
 
-    def __enter__(self) -> Writer:
-        return self
+@contextmanager
+def appending() -> Iterator[Append]:
+    """What appends records to a file and returns the file's blocks with them.
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._threads.shutdown(wait=True)
-        if kind is None and self._closing is not None:
-            self._closing.result()
+    Files are written while checksums are computed, and one reaches the disk while the next is written.
+    """
+    closing: list[Future[None]] = []  # at most one
+    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="row_log") as threads:
 
-    def write(self, file: BinaryIO, records: np.ndarray, blocks: FileBlocks) -> FileBlocks:
-        """The file's blocks with these records."""
-        data = memoryview(records.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        written = self._threads.submit(_write_fully, file, data)
-        blocks = blocks.extended(data)
-        written.result()
-        return blocks
+        def append(path: Path, parts: Iterable[np.ndarray], blocks: FileBlocks) -> FileBlocks:
+            file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed when the disk has it
+            for records in parts:
+                data = memoryview(records.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+                written = threads.submit(_write_fully, file, data)
+                blocks = blocks.extended(data)
+                written.result()
+            while closing:
+                closing.pop().result()
+            closing.append(threads.submit(_sync_and_close, file))
+            return blocks
 
-    def close(self, file: BinaryIO) -> None:
-        """Begin to bring a file to the disk; at most one other is on its way."""
-        if self._closing is not None:
-            self._closing.result()
-        self._closing = self._threads.submit(_sync_and_close, file)
+        yield append
+    for each in closing:
+        each.result()

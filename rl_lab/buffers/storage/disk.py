@@ -2,7 +2,7 @@
 
     rows_000001.bin   times 0 .. 340      [times, N] records, as a checkpoint names them: a save flushes what is new
     rows_000002.bin   times 341 .. 681    full: the next row goes to a new file, also after the ring wrapped around
-    mutable_000003.bin                    what was written back to rows that a checkpoint may name already
+    mutable_000003.bin                    what was written back to rows, since a checkpoint may name these already
 
 No file is kept open: a mapping outlives its handle. A file whose rows have left the ring is removed at once, unless a
 checkpoint may need it. Space is reserved when a file is made: a full disk in the middle of an assignment to mapped
@@ -25,7 +25,7 @@ from torch import Tensor
 from rl_lab.buffers.storage.archive import RingArchive
 from rl_lab.buffers.storage.row_log import LogFolder, Segment, new_blocks, record_dtype, rows_per_file, sync
 from rl_lab.buffers.storage.rows import Arrays, Layout, RowRing, as_array
-from rl_lab.types import Batch, ConfigError, RunError
+from rl_lab.types import Batch, ConfigError, RunError, StateTree
 from rl_lab.utils.file_blocks import FileBlocks
 
 
@@ -176,7 +176,6 @@ class DiskRing(RowRing):
     def lay_out(self, layout: Layout) -> None:
         self.layout = dict(layout)
         self.chunks: list[Chunk] = []
-        self.saved_until = 0  # rows before this time may be named by a checkpoint: they are never changed in place
         self.newest = -1  # the time of the newest row
         self._first_times = np.zeros(0, np.int64)
         self._overlays: dict[str, tuple[str, np.ndarray, np.ndarray]] = {}  # key -> file, values, which rows have one
@@ -193,29 +192,18 @@ class DiskRing(RowRing):
         return self._gather(env_index, self._time_at(slot))[key]
 
     def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
-        """In place where no checkpoint can name the rows yet, else beside them."""
-        times = self._time_at(slot)
-        array = np.broadcast_to(as_array(values), (*times.shape, *self.layout[key][1]))
+        """Beside the rows, which a checkpoint may name."""
+        array = as_array(values)
         if key == "is_last":
             self._is_last[env_index, slot] = array
-        place = self._first_times.searchsorted(times, side="right") - 1
-        is_open = times >= self.saved_until
-        for number in np.unique(place[is_open]):
-            chunk, chosen = self.chunks[number], is_open & (place == number)
-            if key in chunk.layout:
-                chunk.rows[key][times[chosen] - chunk.first_time, env_index[chosen]] = array[chosen]
-        if not is_open.all():
-            _, kept, is_there = self._overlay(key)
-            kept[env_index[~is_open], slot[~is_open]] = array[~is_open]
-            is_there[env_index[~is_open], slot[~is_open]] = True
-
-    def _overlay(self, key: str) -> tuple[str, np.ndarray, np.ndarray]:
         if key not in self._overlays:
             dtype, shape = self.layout[key]
             places = (self.num_envs, self.slots_per_env)
             file, content = self._new_file("mutable", prod((*places, *shape)) * np.dtype(dtype).itemsize)
             self._overlays[key] = file, content.view(dtype).reshape(*places, *shape), np.zeros(places, bool)
-        return self._overlays[key]
+        _, kept, is_there = self._overlays[key]
+        kept[env_index, slot] = array
+        is_there[env_index, slot] = True
 
 
 class DiskArchive(RingArchive):
@@ -224,6 +212,10 @@ class DiskArchive(RingArchive):
     def __init__(self, ring: DiskRing, directory: Path) -> None:
         super().__init__(ring, directory)
         self._disk = ring
+
+    def save(self, *, begin: int, end: int) -> StateTree:
+        self._saved_until = end  # every row has its place; what was written back lies beside it
+        return super().save(begin=begin, end=end)
 
     def _append(self, *, begin: int, end: int) -> None:
         """Flush the rows before time `end`."""
@@ -244,7 +236,6 @@ class DiskArchive(RingArchive):
             self._segments.append(Segment(chunk.file, chunk.blocks, self._layouts.index(chunk.layout)))
         if self._segments:
             sync(self.folder.directory)
-        disk.saved_until = end
         self._drop_before(begin)
 
     def _fill_ring(self, *, begin: int, end: int) -> None:
@@ -259,7 +250,7 @@ class DiskArchive(RingArchive):
             disk.named.add(segment.file)
             slots = np.arange(segment.first_time, segment.stop_time)[-slots_per_env:] % slots_per_env
             disk.view("is_last")[:, slots] = chunk.rows["is_last"][-slots_per_env:].T
-        disk.newest, disk.saved_until = end - 1, end
+        disk.newest = end - 1
 
     def remove_all_but(self, named: set[str]) -> None:
         super().remove_all_but(named | self._disk.live_files())

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO
 
 import numpy as np
 
@@ -73,15 +73,6 @@ class Patch(NamedFile):
         """Without the blocks whose indices all lie before `begin_index`."""
         first = int(np.searchsorted(self.last_indices, begin_index))
         return replace(self, blocks=replace(self.blocks, first_block=first))
-
-
-@runtime_checkable
-class KeepsFiles(Protocol):
-    """A buffer whose state needs files of its own folder."""
-
-    def named_files(self) -> Sequence[NamedFile]: ...
-
-    def remove_files_but(self, named: set[str]) -> None: ...
 
 
 def record_dtype(layout: Mapping[str, tuple[str, Sequence[int]]]) -> np.dtype:

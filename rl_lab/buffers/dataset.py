@@ -11,7 +11,6 @@ stopped in mid-episode the last row is marked as a time limit would be, so that 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -84,10 +83,7 @@ def write_dataset(path: Path, episodes: Iterable[Arrays], description: Callable[
 
 
 def _write_chunks(folder: Path, episodes: Iterator[Arrays]) -> Iterator[dict[str, Any]]:
-    for count in itertools.count():
-        group = list(_of_one_chunk(episodes))
-        if not group:
-            return
+    for count, group in enumerate(iter(lambda: list(_of_one_chunk(episodes)), [])):
         rows = {key: np.concatenate([episode[key] for episode in group]) for key in group[0]}
         file = folder / f"chunk_{count:05d}.npz"
         np.savez_compressed(file, **rows)  # type: ignore[arg-type]  # keys are names, not its `allow_pickle`
@@ -106,13 +102,12 @@ def _of_one_chunk(episodes: Iterator[Arrays]) -> Iterator[Arrays]:
 
 def spec_description(spec: EnvSpec) -> dict[str, Any]:
     """The part of a description that training is checked against."""
-    return {
-        "observation": {
-            key: {"shape": each.shape, "dtype": each.dtype, "num_values": each.num_values}
-            for key, each in spec.observation.items()
-        },
-        "action": {key: getattr(spec.action, key) for key in ("kind", "sizes", "low", "high")},
+    observation = {
+        key: {"shape": each.shape, "dtype": each.dtype, "num_values": each.num_values}
+        for key, each in spec.observation.items()
     }
+    action = {key: getattr(spec.action, key) for key in ("kind", "sizes", "low", "high")}
+    return {"observation": observation, "action": action}
 
 
 # --- reading -----------------------------------------------------------------------------------

@@ -152,14 +152,16 @@ def write_minari(
     partial_id = f"{name}_partial_{os.getpid()}-v{version}"  # Minari's ids have no dot to hide behind
     partial = dataset_folder(partial_id)
     subspaces = {key: _array_space(each) for key, each in spec.observation.items()}
-    space = _bare(subspaces) if len(subspaces) == 1 else {"type": "Dict", "subspaces": subspaces}
+    is_lone = len(subspaces) == 1
+    space = next(iter(subspaces.values())) if is_lone else {"type": "Dict", "subspaces": subspaces}
     from minari.data_collector import EpisodeBuffer
     from minari.serialization import deserialize_space
 
     def buffers() -> Iterator[Any]:
         for episode in episodes:
+            observations = {key: episode[key] for key in spec.observation}
             yield EpisodeBuffer(
-                observations=_bare({key: episode[key] for key in spec.observation}),
+                observations=next(iter(observations.values())) if is_lone else observations,
                 actions=to_env_actions(episode["action"][:-1]),
                 rewards=episode["reward"][1:],
                 terminations=episode["is_terminal"][1:],
@@ -182,11 +184,6 @@ def write_minari(
         metadata = partial / "data" / "metadata.json"  # Minari has no way to rename a dataset
         metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "dataset_id": dataset_id}))
     return folder
-
-
-def _bare(parts: dict[str, Any]) -> Any:
-    """A lone part without its name."""
-    return next(iter(parts.values())) if len(parts) == 1 else parts
 
 
 def _array_space(spec: ArraySpec) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Replay:
         self._bfloat16_keys: set[str] = set()  # numpy has no such numbers: the ring holds their bits
 
     def _make_ring(self, directory: Path | None) -> RowRing:
-        sizes = {"num_envs": self.num_envs, "slots_per_env": self.slots_per_env}
+        sizes: dict[str, Any] = {"num_envs": self.num_envs, "slots_per_env": self.slots_per_env}
         if self.compress_frames is not None:
             return CompressedRing(**sizes, device=self.device, budget_fraction=self._checked_fraction())
         if self.storage == "disk":
@@ -298,10 +298,7 @@ class Replay:
         return batch
 
     def _time_at(self, slot: np.ndarray) -> np.ndarray:
-        first_slot = self._begin % self.slots_per_env
-        if first_slot == 0:  # until the ring is full
-            return slot + self._begin
-        return slot + (self._begin - first_slot) + (slot < first_slot) * self.slots_per_env
+        return slot if self._begin == 0 else self._begin + (slot - self._begin) % self.slots_per_env
 
     def _index_of(self, env_index: np.ndarray, time: np.ndarray) -> Tensor:
         """One number per row, never given twice: a batch's `index [B]` names its rows also after the ring moved on."""

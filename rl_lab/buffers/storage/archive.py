@@ -72,8 +72,10 @@ class RingArchive:
     def _drop_before(self, begin: int) -> None:
         """Forget blocks whose rows are all of earlier times, and what only they needed."""
         begin_index = begin * self._ring.num_envs
-        self._patches = [each.without(begin_index) for each in self._patches if each.last_indices[-1] >= begin_index]
-        segments = [each.without(begin) for each in self._segments if each.stop_time > begin]
+        patches = [each for each in self._patches if each.last_indices[-1] >= begin_index]
+        self._patches = [each.since(int(np.searchsorted(each.last_indices, begin_index))) for each in patches]
+        segments = [each for each in self._segments if each.stop_time > begin]
+        segments = [each.since(max(begin - each.first_time, 0) // each.blocks.block_rows) for each in segments]
         used = sorted({segment.layout for segment in segments} | {len(self._layouts) - 1} - {-1})
         self._layouts = [self._layouts[index] for index in used]
         self._segments = [replace(segment, layout=used.index(segment.layout)) for segment in segments]

@@ -59,22 +59,21 @@ class CompressedRing(RowRing):
 
     def drop(self, slot: int) -> None:
         """Forget the frames of a row of every environment."""
-        for key in self._frames:
-            self._set_frames(key, self._places_at(slot), [None] * self.num_envs)
+        self._write_frames(slot, {})
 
     # --- rows in -------------------------------------------------------------------------------
 
     def write(self, slot: int, row: Batch) -> None:
         super().write(slot, row)
+        self._write_frames(slot, row)
+
+    def _write_frames(self, slot: int, row: Batch) -> None:
         for key in self._frames:
             frames = as_array(row[key]) if key in row else [None] * self.num_envs
-            self._set_frames(key, self._places_at(slot), frames)
+            self._set_frames(key, range(slot, self._places, self.slots_per_env), frames)
 
     def _pack(self, rows: Sequence[Batch]) -> None:
         """Frames are compressed one by one."""
-
-    def _places_at(self, slot: int) -> range:
-        return range(slot, self._places, self.slots_per_env)
 
     def _set_frames(self, key: str, places: Iterable[int], frames: Iterable[np.ndarray | None]) -> None:
         for place, frame in zip(places, frames, strict=True):

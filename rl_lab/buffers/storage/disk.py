@@ -146,8 +146,6 @@ class DiskRing(RowRing):
 
     def _gather(self, env_index: np.ndarray, times: np.ndarray) -> Arrays:
         record = self.chunks[-1].rows.dtype
-        if self.chunks[-1].layout != self.layout:
-            record = record_dtype(self.layout)
         rows = np.zeros(times.shape, np.dtype((np.void, record.itemsize)))
         place = self._first_times.searchsorted(times, side="right") - 1
         for number in np.unique(place):
@@ -176,7 +174,7 @@ class DiskRing(RowRing):
     def lay_out(self, layout: Layout) -> None:
         self.layout = dict(layout)
         self.chunks: list[Chunk] = []
-        self.newest = -1  # the time of the newest row
+        self.newest: int = -1  # the time of the newest row
         self._first_times = np.zeros(0, np.int64)
         self._overlays: dict[str, tuple[str, np.ndarray, np.ndarray]] = {}  # key -> file, values, which rows have one
         self._is_last[...] = False

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import numpy as np
 
@@ -41,6 +41,10 @@ class NamedFile:
     file: str
     blocks: FileBlocks
 
+    def since(self, first_block: int) -> Self:
+        """Without the blocks before this one."""
+        return replace(self, blocks=replace(self.blocks, first_block=first_block))
+
 
 @dataclass(frozen=True)
 class Segment(NamedFile):
@@ -56,11 +60,6 @@ class Segment(NamedFile):
     def stop_time(self) -> int:
         return self.first_time + self.blocks.rows
 
-    def without(self, begin: int) -> Segment:
-        """Without the blocks whose rows are all of times before `begin`."""
-        first = max(begin - self.first_time, 0) // self.blocks.block_rows
-        return replace(self, blocks=replace(self.blocks, first_block=first))
-
 
 @dataclass(frozen=True)
 class Patch(NamedFile):
@@ -68,11 +67,6 @@ class Patch(NamedFile):
 
     keys: tuple[str, ...]
     last_indices: tuple[int, ...]  # of each block
-
-    def without(self, begin_index: int) -> Patch:
-        """Without the blocks whose indices all lie before `begin_index`."""
-        first = int(np.searchsorted(self.last_indices, begin_index))
-        return replace(self, blocks=replace(self.blocks, first_block=first))
 
 
 def record_dtype(layout: Mapping[str, tuple[str, Sequence[int]]]) -> np.dtype:

@@ -85,12 +85,16 @@ class RowRing:
     def _pack(self, rows: Sequence[Batch]) -> Batch | None:
         """The rows as `[rows, N, width]` of each dtype, where the ring is; None unless all bring exactly its keys."""
         self._extend_layout(rows[0])
-        if any(row.keys() != self.layout.keys() for row in rows):
+        count = len(self.layout)
+        if any(len(row) != count for row in rows):
             return None
         packed: Batch = {}
         for dtype, block in self._blocks.items():
             keys = [key for key, column in self._columns.items() if column.dtype == dtype]
-            stacked = [torch.stack([row[key] for row in rows]) for key in keys]
+            try:
+                stacked = [torch.stack([row[key] for row in rows]) for key in keys]
+            except KeyError:
+                return None
             if any(_name_of(part.dtype) != dtype for part in stacked):
                 return None
             parts = [part.reshape(len(rows), self.num_envs, -1) for part in stacked]

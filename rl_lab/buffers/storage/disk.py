@@ -58,6 +58,7 @@ class DiskRing(RowRing):
         self.folder = None if directory is None else LogFolder(directory)
         self.named: set[str] = set()  # files that some state has named
         self._is_last = np.zeros((num_envs, slots_per_env), bool)  # asked for at every draw: kept in memory
+        self.newest = -1  # the time of the newest row
         self.lay_out({})
 
     @property
@@ -174,7 +175,7 @@ class DiskRing(RowRing):
     def lay_out(self, layout: Layout) -> None:
         self.layout = dict(layout)
         self.chunks: list[Chunk] = []
-        self.newest: int = -1  # the time of the newest row
+        self.newest = -1
         self._first_times = np.zeros(0, np.int64)
         self._overlays: dict[str, tuple[str, np.ndarray, np.ndarray]] = {}  # key -> file, values, which rows have one
         self._is_last[...] = False

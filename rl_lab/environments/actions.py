@@ -19,7 +19,7 @@ class ActionConverter:
     """Converts a whole batch of actions at once; `rows` gives what each `env.step` receives."""
 
     def __init__(self, space: spaces.Space, *, env_id: str) -> None:
-        self.spec = _action_spec(space, env_id)
+        self.space, self.spec = space, _action_spec(space, env_id)
         start = getattr(space, "start", 0)  # Discrete counts from an int, MultiDiscrete from an array
         self._start: Any = int(start) if self.spec.kind == "discrete" else start
         self._shape, self._dtype = space.shape or (), np.dtype(space.dtype)

@@ -13,7 +13,6 @@ from rl_lab.environments.spaces import is_image, lone_key
 from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive
 from rl_lab.types import ConfigError, did_you_mean
 
-
 Change = tuple[spaces.Space, Callable[[Any], Any]]  # the new space of an entry, and how its values become the new ones
 
 

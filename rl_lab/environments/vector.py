@@ -27,7 +27,7 @@ def saved_rows(observation: Mapping[str, Any], is_last: Any) -> EnvRows | None:
     """The last rows of a saved state, as far as the next ones depend on them; None: there were none yet."""
     if not observation:
         return None
-    rows = empty_rows({key: np.array(values) for key, values in observation.items()})
+    rows = empty_rows({key: np.asarray(values).copy() for key, values in observation.items()})
     rows.is_last[:] = np.asarray(is_last)
     return rows
 
@@ -68,7 +68,7 @@ class VectorBase:
 
     def set_state(self, state: StateTree) -> None:
         self._check_state(state)
-        observation = {key: np.array(values) for key, values in state["observation"].items()}
+        observation = {key: np.asarray(values) for key, values in state["observation"].items()}
         self.set_cells(state["cells"], observation)
         self._rows = saved_rows(observation, [cell["needs_reset"] for cell in state["cells"]])
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_lab.environments.spaces import is_image, lone_key
+from rl_lab.environments.spaces import is_image, lone_key, value_counts
 from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive
 from rl_lab.types import ConfigError, did_you_mean
 
@@ -212,11 +212,11 @@ class ActionMask(gym.Wrapper):
     action_mask(). A lone observation is called vector, image or discrete beside it."""
 
     def __init__(self, env: gym.Env) -> None:
-        space = env.action_space
-        if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            raise ConfigError(f"it needs discrete actions, this environment has {space}.")
+        counts = value_counts(env.action_space)
+        if counts is None:
+            raise ConfigError(f"it needs discrete actions, this environment has {env.action_space}.")
         super().__init__(env)
-        self.mask_size = int(space.n) if isinstance(space, spaces.Discrete) else int(np.sum(space.nvec))
+        self.mask_size = sum(counts)
         old = env.observation_space
         self.lone_key = "" if isinstance(old, spaces.Dict) else lone_key(old)
         entries = dict(old.spaces) if isinstance(old, spaces.Dict) else {self.lone_key: old}

@@ -21,7 +21,7 @@ from rl_lab.environments.lookup import find
 from rl_lab.environments.recipe import Blueprint, Recipe, blueprint, can_render
 from rl_lab.environments.rendering import prepare_headless
 from rl_lab.environments.snapshot import capture, layers
-from rl_lab.environments.vector import NativeEnvironment, SyncEnvironment
+from rl_lab.environments.vector import NativeEnvironment, SyncEnvironment, empty_rows
 from rl_lab.environments.wrappers import check_wrappers
 from rl_lab.environments.wrappers_observation import ActionMask
 from rl_lab.types import ConfigError, EnvironmentFault, did_you_mean
@@ -164,15 +164,15 @@ def _can_be_saved(native: Callable[[], VectorEnv]) -> bool:
 
 def _seconds_per_step(scratch: gym.Env, plan: Blueprint) -> float:
     """The median of a few steps after a warm-up; a failing environment counts as cheap, its errors come later."""
-    environment = _alone(scratch, plan, max_restarts=1)
+    alone, rows = _alone(scratch, plan, max_restarts=1), empty_rows(plan.observations.allocate(1))
     action = np.zeros((1, *plan.spec.action.shape), plan.spec.action.dtype)
     seconds: list[float] = []
     begin = time.perf_counter()
     try:
-        environment.reset()
+        alone.fill(rows, None)
         while len(seconds) < 2 or (len(seconds) < TIMING_STEPS and time.perf_counter() - begin < TIMING_S):
             start = time.perf_counter()
-            environment.step(action)
+            alone.fill(rows, action)
             seconds.append(time.perf_counter() - start)
     except EnvironmentFault:
         return 0.0

@@ -106,9 +106,7 @@ def test_the_image_is_what_minigrid_draws_from_the_agents_place() -> None:
 def test_the_full_view_shows_the_whole_grid_centred() -> None:
     environment = view(view="full")
     image = environment.reset().observation["image"][0]
-    frame = environment.cells[0].env.unwrapped.get_frame(
-        tile_size=12
-    )  # 5 tiles of 12 pixels, 2 left on each side
+    frame = environment.cells[0].env.unwrapped.get_frame(tile_size=12)  # 5 tiles of 12 pixels, 2 left on each side
     np.testing.assert_array_equal(image[2:62, 2:62], frame)
     assert not image[:2].any() and not image[:, 62:].any()
 

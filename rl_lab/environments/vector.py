@@ -143,12 +143,9 @@ class SyncEnvironment(VectorBase):
             for key, values in self._rows.observation.items():  # type: ignore[union-attr]
                 rows.observation[key][i] = values[i]
         self._rows = rows
-        self._check_if_any_failed()
-        return rows
-
-    def _check_if_any_failed(self) -> None:
         if self._events:
             self._check_restarts(sum(cell.restarts.recent for cell in self.cells))
+        return rows
 
     def get_cells(self) -> list[Any]:
         return [cell.get_state() for cell in self.cells]
@@ -156,7 +153,7 @@ class SyncEnvironment(VectorBase):
     def set_cells(self, states: Sequence[Any], observation: dict[str, np.ndarray]) -> None:
         for cell, state in zip(self.cells, states, strict=True):
             cell.set_state(state, observation)
-        self._check_if_any_failed()
+        self._check_restarts(sum(cell.restarts.recent for cell in self.cells))
 
     def render(self) -> np.ndarray | None:
         return self._frames.take(self.cells[0].env)

@@ -153,7 +153,8 @@ class SyncEnvironment(VectorBase):
     def set_cells(self, states: Sequence[Any], observation: dict[str, np.ndarray]) -> None:
         for cell, state in zip(self.cells, states, strict=True):
             cell.set_state(state, observation)
-        self._check_restarts(sum(cell.restarts.recent for cell in self.cells))
+        if self._events:
+            self._check_restarts(sum(cell.restarts.recent for cell in self.cells))
 
     def render(self) -> np.ndarray | None:
         return self._frames.take(self.cells[0].env)

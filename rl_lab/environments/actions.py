@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from rl_lab.environments.spaces import value_counts
 from rl_lab.types import ActionSpec, ConfigError
 
 
@@ -53,12 +54,9 @@ class ActionConverter:
 
 
 def _action_spec(space: spaces.Space, env_id: str) -> ActionSpec:
-    if isinstance(space, spaces.Discrete):
-        return ActionSpec("discrete", (int(space.n),))
-    if isinstance(space, spaces.MultiDiscrete):
-        return ActionSpec("multi_discrete", tuple(int(n) for n in space.nvec.reshape(-1)))
-    if isinstance(space, spaces.MultiBinary):
-        return ActionSpec("multi_discrete", (2,) * int(np.prod(space.shape)))
+    counts = value_counts(space)
+    if counts is not None:
+        return ActionSpec("discrete" if isinstance(space, spaces.Discrete) else "multi_discrete", counts)
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
         low, high = space.low.reshape(-1), space.high.reshape(-1)
         return ActionSpec("continuous", (int(low.size),), tuple(map(float, low)), tuple(map(float, high)))

@@ -148,6 +148,15 @@ def is_image(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
+def value_counts(space: spaces.Space) -> tuple[int, ...] | None:
+    """How many values each element of a discrete space has; None: it is another kind of space."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(int(n) for n in space.nvec.reshape(-1))
+    return (2,) * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else None
+
+
 def lone_key(space: spaces.Space) -> str:
     """The name of an observation that is no Dict or Tuple."""
     return "image" if is_image(space) else "vector" if isinstance(space, spaces.Box) else "discrete"
@@ -159,15 +168,13 @@ def _leaf(path: Path, key: str, space: spaces.Space, env_id: str) -> Leaf:
             shape = space.shape if len(space.shape) == 3 else (*space.shape, 1)
             return Leaf(path, key, ArraySpec(shape, "uint8"), space.shape)
         return Leaf(path, key, _vector_spec(space), space.shape)
-    if isinstance(space, spaces.Discrete):
-        return Leaf(path, key, ArraySpec((), "int64", num_values=(int(space.n),)), (), int(space.start))
-    if isinstance(space, spaces.MultiDiscrete):
-        counts = tuple(int(n) for n in space.nvec.reshape(-1))
-        start = np.asarray(space.start, dtype=np.int64).reshape(-1)
-        return Leaf(path, key, ArraySpec((len(counts),), "int64", num_values=counts), space.nvec.shape, start)
-    if isinstance(space, spaces.MultiBinary):
-        count = int(np.prod(space.shape))
-        return Leaf(path, key, ArraySpec((count,), "int64", num_values=(2,) * count), tuple(space.shape))
+    counts = value_counts(space)
+    if counts is not None:
+        assert space.shape is not None
+        start = np.asarray(getattr(space, "start", 0), dtype=np.int64).reshape(-1)
+        shape = () if isinstance(space, spaces.Discrete) else (len(counts),)
+        spec = ArraySpec(shape, "int64", num_values=counts)
+        return Leaf(path, key, spec, tuple(space.shape), start if shape else int(start[0]))
     place = f"observation '{key}'" if path else "the observation"
     raise ConfigError(
         f"environment '{env_id}': {place} is a {type(space).__name__} space ({space}), which has no array form. "

@@ -242,6 +242,11 @@ NAMES: dict[str, Meaning] = {
     "loss/continue": Meaning(
         "nats", "World models: error of the predicted continuation.", "Falls to the entropy of the discount, near 0."
     ),
+    "loss/action_mask": Meaning(
+        "nats",
+        "Dreamer: error of the predicted action mask, summed over the actions.",
+        "Falls towards 0 where the state tells what is allowed.",
+    ),
     "loss/replay_value": Meaning(
         "nats", "Dreamer: error of the critic on replayed rows.", "Falls as `loss/value` does."
     ),

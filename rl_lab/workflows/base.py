@@ -130,10 +130,6 @@ class Workflow(ABC):
                 )
         self.policy(phase.controller)
 
-    def remarks(self) -> list[str]:
-        """Sentences about what this workflow does not do with this environment; they are said once at the start."""
-        return []
-
     def check_rows(self, num_rows: int, *, buffer: str) -> None:
         """Refuse a buffer whose sequences have another number of rows than an update learns from."""
         if self.n_step is not None and num_rows != self.n_step + 1:

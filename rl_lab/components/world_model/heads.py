@@ -1,4 +1,4 @@
-"""Small networks that read a world model's features: reward, continuation, value and policy.
+"""Small networks that read a world model's features: reward, continuation, allowed actions, value and policy.
 
 Sizes and starts are those of danijar/dreamerv3 (configs.yaml: rewhead, conhead, policy, value): reward and value
 begin at exactly 0, the policy begins nearly uniform.
@@ -7,6 +7,7 @@ begin at exactly 0, the policy begins nearly uniform.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -26,7 +27,7 @@ from rl_lab.components.world_model.latents import unimix
 from rl_lab.components.world_model.layers import Stack, dense
 from rl_lab.components.world_model.two_hot import SymlogTwoHot, TwoHot, symexp_bins, symlog_bins
 from rl_lab.kernels.door import fast_path
-from rl_lab.types import ActionSpec, ConfigError
+from rl_lab.types import ActionSpec, ArraySpec, ConfigError
 
 
 class Scalar:
@@ -110,6 +111,47 @@ class ContinueHead(nn.Module):
 
     def forward(self, features: Tensor) -> Continuation:
         return Continuation(self.output(self.stack(features)).squeeze(-1))
+
+
+class AllowedActions(Continuation):
+    """The probability that each action is allowed `[..., sum(sizes)]`, each on its own."""
+
+    def __init__(self, logits: Tensor, sizes: Sequence[int]) -> None:
+        super().__init__(logits)
+        self.sizes = tuple(sizes)
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Cross-entropy `[...]` to masks `[..., sum(sizes)]`, summed over the actions."""
+        return super().loss(target.float()).sum(dim=-1)
+
+    def mask(self) -> Tensor:
+        """What is likelier allowed than not; all of a choice's actions where none is."""
+        parts = (self.logits > 0.0).split(self.sizes, dim=-1)
+        return torch.cat([part | ~part.any(dim=-1, keepdim=True) for part in parts], dim=-1)
+
+
+class ActionMaskHead(nn.Module):
+    """Features to the actions that the environment would allow; without layers where it allows all of them always."""
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        observation: Mapping[str, ArraySpec],
+        action: ActionSpec,
+        layers: int = 1,
+        units: int = 256,
+        activation: str = "silu",
+        norm: str = "rms",
+    ) -> None:
+        super().__init__()
+        self.sizes = action.sizes
+        if "action_mask" in observation:
+            self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+            self.output = dense(self.stack.output_size, sum(action.sizes))
+
+    def forward(self, features: Tensor) -> AllowedActions:
+        return AllowedActions(self.output(self.stack(features)), self.sizes)
 
 
 class LatentActor(nn.Module):

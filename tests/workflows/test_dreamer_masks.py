@@ -123,16 +123,19 @@ def test_configs_of_older_runs_without_a_head_still_act_under_the_mask() -> None
 
 def test_a_learnt_mask_is_never_broken_in_a_dream() -> None:
     """The toy raises where a forbidden action is taken, so every dreamt action is also played there."""
-    quick = ["algorithm.discount=0.9", "algorithm.horizon=6", "evaluation.final_episodes=20"]
-    length = "training.phases.train.duration_steps=1200"
-    trained = build(compose("rl_lab/MaskedChain-v0:dreamer", [*TINY_DREAMER, *quick, length]), run=None, quiet=True)
+    quick = [
+        *("+environment.kwargs.length=3", "algorithm.discount=0.9", "algorithm.horizon=4"),
+        *("buffers.replay.sequence_length=9", "training.phases.train.duration_steps=1000"),
+        "evaluation.final_episodes=20",
+    ]
+    trained = build(compose("rl_lab/MaskedChain-v0:dreamer", [*TINY_DREAMER, *quick]), run=None, quiet=True)
     try:
         trained.orchestrator.run()
         workflow = trained.agent.workflow
         assert isinstance(workflow, Dreamer)
         assert trained.housekeeping.last_score is not None and trained.housekeeping.last_score > 0.9
         for _ in range(20):
-            env = gymnasium.make("rl_lab/MaskedChain-v0").unwrapped
+            env = gymnasium.make("rl_lab/MaskedChain-v0", length=3).unwrapped
             seen, _ = env.reset(seed=0)
             rows = {key: torch.as_tensor(value)[None] for key, value in seen.items()}
             no, yes = torch.tensor([False]), torch.tensor([True])

@@ -285,16 +285,13 @@ class Dreamer(LatentStateWorkflow):
         return dream
 
     def unroll(self, start: Batch, horizon: int) -> tuple[Batch, Batch]:
-        """States `[N, H+1, ...]` and each step's `action` `[N, H, ...]`; with it, where there is one, the `action_mask`
-        it was drawn under."""
+        """States `[N, H+1, ...]`, and `action` `[N, H, ...]`, under a mask together with that `action_mask`."""
         some_part = next(iter(start.values()))
         noise = self.actor.noise(horizon, len(some_part), device=some_part.device)
-        if self.action_mask_head is None:
-            states, action = self.dynamics.imagine(start, Decisions(self.actor, noise), horizon)
-            return states, {"action": action}
-        policy = MaskedDecisions(self.actor, noise, self.action_mask_head)
+        head = self.action_mask_head
+        policy = Decisions(self.actor, noise) if head is None else MaskedDecisions(self.actor, noise, head)
         states, action = self.dynamics.imagine(start, policy, horizon)
-        return states, {"action": action, "action_mask": torch.stack(policy.masks, dim=1)}
+        return states, {"action": action, **policy.obeyed()}
 
     def value_loss(self, value: Any, returns: Tensor, slow: Tensor, weight: Tensor) -> Tensor:
         """Towards the returns, and towards what the slow critic says, which keeps it from running away."""
@@ -316,8 +313,7 @@ class Dreamer(LatentStateWorkflow):
     @torch.no_grad()
     def imagine(self, start: Batch, *, horizon: int) -> Batch:
         """What the model expects from states `[N, ...]` on, the policy acting: per step 0..H the model's state,
-        `reward`, `continue`, `value` and every observation key; for steps 0..H-1 the `action` and, where there
-        is one, the `action_mask` that is expected."""
+        `reward`, `continue`, `value` and every observation key; `action` and any `action_mask` for steps 0..H-1."""
         with self.context.runtime.autocast():
             states, actions = self.unroll(self.model_state(start), horizon)
             features = self.dynamics.features(states)

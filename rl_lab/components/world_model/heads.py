@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,28 +49,39 @@ class Scalar:
         return Scalar(self.output[:, :-1].unsqueeze(-1))
 
 
-class ScalarHead(nn.Module):
-    """Features to a prediction with `mean()` and `loss(target)`: rewards and values."""
-
-    bins: Tensor
-    kinds = {"two_hot": (TwoHot, symexp_bins), "symlog_two_hot": (SymlogTwoHot, symlog_bins), "normal": (Scalar, None)}
+class FeatureHead(nn.Module):
+    """A stack that reads features `[..., F]`, and a linear layer to so many outputs; to none, no layers at all."""
 
     def __init__(
         self,
+        outputs: int,
+        scale: float = 1.0,
+        /,
         *,
         input_size: int,
         layers: int = 1,
         units: int = 256,
         activation: str = "silu",
         norm: str = "rms",
-        prediction: str = "two_hot",
-        bins: int = 255,
-        output_scale: float = 0.0,
     ) -> None:
         super().__init__()
-        self.prediction, make_bins = choose(self.kinds, prediction, place="head prediction")
-        self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
-        self.output = dense(self.stack.output_size, bins if make_bins else 1, scale=output_scale)
+        if outputs:
+            self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+            self.output = dense(self.stack.output_size, outputs, scale=scale)
+
+
+class ScalarHead(FeatureHead):
+    """Features to a prediction with `mean()` and `loss(target)`: rewards and values."""
+
+    bins: Tensor
+    kinds = {"two_hot": (TwoHot, symexp_bins), "symlog_two_hot": (SymlogTwoHot, symlog_bins), "normal": (Scalar, None)}
+
+    def __init__(
+        self, *, prediction: str = "two_hot", bins: int = 255, output_scale: float = 0.0, **network: Any
+    ) -> None:
+        kind, make_bins = choose(self.kinds, prediction, place="head prediction")
+        super().__init__(bins if make_bins else 1, output_scale, **network)
+        self.prediction = kind
         if make_bins:
             self.register_buffer("bins", make_bins(bins), persistent=False)  # known from their count
 
@@ -99,15 +110,11 @@ class Continuation:
         return F.binary_cross_entropy_with_logits(self.logits, target.detach(), reduction="none")
 
 
-class ContinueHead(nn.Module):
+class ContinueHead(FeatureHead):
     """Features to the probability of going on."""
 
-    def __init__(
-        self, *, input_size: int, layers: int = 1, units: int = 256, activation: str = "silu", norm: str = "rms"
-    ) -> None:
-        super().__init__()
-        self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
-        self.output = dense(self.stack.output_size, 1)
+    def __init__(self, **network: Any) -> None:
+        super().__init__(1, **network)
 
     def forward(self, features: Tensor) -> Continuation:
         return Continuation(self.output(self.stack(features)).squeeze(-1))
@@ -130,25 +137,12 @@ class AllowedActions(Continuation):
         return torch.cat([part | ~part.any(dim=-1, keepdim=True) for part in parts], dim=-1)
 
 
-class ActionMaskHead(nn.Module):
+class ActionMaskHead(FeatureHead):
     """Features to the actions that the environment would allow; without layers where it allows all of them always."""
 
-    def __init__(
-        self,
-        *,
-        input_size: int,
-        observation: Mapping[str, ArraySpec],
-        action: ActionSpec,
-        layers: int = 1,
-        units: int = 256,
-        activation: str = "silu",
-        norm: str = "rms",
-    ) -> None:
-        super().__init__()
+    def __init__(self, *, observation: Mapping[str, ArraySpec], action: ActionSpec, **network: Any) -> None:
+        super().__init__(sum(action.sizes) if "action_mask" in observation else 0, **network)
         self.sizes = action.sizes
-        if "action_mask" in observation:
-            self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
-            self.output = dense(self.stack.output_size, sum(action.sizes))
 
     def forward(self, features: Tensor) -> AllowedActions:
         return AllowedActions(self.output(self.stack(features)), self.sizes)

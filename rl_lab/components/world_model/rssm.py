@@ -44,6 +44,10 @@ class Decisions:
     def __call__(self, features: Tensor, step: int) -> Tensor:
         return self.actor.decide(features.detach(), self.noise[step])
 
+    def obeyed(self) -> Batch:
+        """What the decisions of all steps obeyed, `[N, H, ...]`."""
+        return {}
+
 
 @dataclass(frozen=True)
 class MaskedDecisions(Decisions):
@@ -60,6 +64,9 @@ class MaskedDecisions(Decisions):
         features = features.detach()
         self.masks.append(self.mask_head(features).mask())
         return self.actor.decide(features, self.noise[step].masked_fill(~self.masks[-1], FORBIDDEN_LOGIT))
+
+    def obeyed(self) -> Batch:
+        return {"action_mask": torch.stack(self.masks, dim=1)}
 
 
 class Latent(Protocol):

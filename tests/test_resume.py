@@ -112,6 +112,7 @@ CASES = {
     "sac discrete from pixels": ["sac_pixels", *SMALL_SAC],
     "dreamer from states": ["dreamer_v3_cartpole", *SMALL_DREAMER],
     "dreamer from pixels": ["rl_lab/PixelCatch-v0:dreamer", *SMALL_DREAMER],
+    "dreamer under action masks": ["rl_lab/MaskedChain-v0:dreamer", *SMALL_DREAMER],
     "planet": ["planet_pendulum", *SMALL_PLANET],
     "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
 }

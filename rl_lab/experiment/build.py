@@ -135,7 +135,7 @@ def build(
             logger.message(sentence)
         opened.pop_all()
     listen(logger.message)
-    for remark in (*runtime.remarks(workflow), *workflow.remarks(), *agent.left_out()):
+    for remark in (*runtime.remarks(workflow), *agent.left_out()):
         warn(remark)
     return Experiment(
         settings, agent, environment, evaluator, logger, display, housekeeping, orchestrator, time_split, targets

@@ -527,10 +527,3 @@ def test_evaluations_take_the_likeliest_action_or_draw_one(samples: bool) -> Non
     answer = workflow.act(seen, None, mode="eval")
     assert (len(set(answer.action.tolist())) > 1) is samples
     assert not answer.extras  # rows of an evaluation are not kept
-
-
-def test_that_dreams_know_no_action_masks_is_said() -> None:
-    assert make()[0].remarks() == []
-    masked = {**VECTOR, "action_mask": ArraySpec((3,), "bool")}
-    [remark] = make(masked)[0].remarks()
-    assert "the mask holds while acting, but the model does not predict it" in remark

@@ -35,6 +35,7 @@ def world_model_loss(
     decoder: Reconstructing,
     reward_head: Head,
     continue_head: Head | None = None,
+    action_mask_head: Head | None = None,
     discount: float = 1.0,
     free_nats: float,
     are_free_on_average: bool = False,
@@ -42,8 +43,8 @@ def world_model_loss(
     """Predict what was observed, and keep posterior and prior close to each other.
 
     Rows, states and posteriors `[B, T, ...]` of `observe_sequence`; equation 3 of PlaNet (arXiv:1811.04551), whose one
-    divergence is two here, as in equations 3 to 5 of DreamerV3. Without `continue_head` there is no such term. `aux`
-    has every row's losses `[B, T]`.
+    divergence is two here, as in equations 3 to 5 of DreamerV3. A head that is None has no term.
+    `aux` has every row's losses `[B, T]`.
     """
     features = dynamics.features(state)  # [B, T, F]
     prior = dynamics.prior(state)
@@ -55,6 +56,8 @@ def world_model_loss(
     if continue_head is not None:
         continues = (~rows["is_terminal"]).to(torch.float32) * discount
         losses["continue"] = continue_head(features).loss(continues)
+    if action_mask_head is not None:
+        losses["action_mask"] = action_mask_head(features).loss(rows["action_mask"])
     divergences = {"dynamics": towards_posterior, "representation": towards_prior}
     if not are_free_on_average:  # V3
         divergences = {name: divergence.clamp(min=free_nats) for name, divergence in divergences.items()}

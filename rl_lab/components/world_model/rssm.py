@@ -13,12 +13,13 @@ tensors with the same leading axes, which may be sliced, stacked, flattened and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from rl_lab.components.heads.distributions import FORBIDDEN_LOGIT
 from rl_lab.components.networks.mlp import ACTIVATIONS, choose
 from rl_lab.components.world_model.layers import BlockLinear, Layer, Stack, dense, make_norm
 from rl_lab.kernels.door import fast_path
@@ -42,6 +43,30 @@ class Decisions:
 
     def __call__(self, features: Tensor, step: int) -> Tensor:
         return self.actor.decide(features.detach(), self.noise[step])
+
+    def obeyed(self) -> Batch:
+        """What the decisions of all steps obeyed, `[N, H, ...]`."""
+        return {}
+
+
+@dataclass(frozen=True)
+class MaskedDecisions(Decisions):
+    """The same among the actions that `mask_head` expects to be allowed; `masks` are those of the steps so far.
+
+    Noise that low never wins: what is left is a draw among the others. The masks are kept, since a head that is asked
+    again, about all steps at once, may round to another answer.
+    """
+
+    mask_head: Callable[[Tensor], Any]
+    masks: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, features: Tensor, step: int) -> Tensor:
+        features = features.detach()
+        self.masks.append(self.mask_head(features).mask())
+        return self.actor.decide(features, self.noise[step].masked_fill(~self.masks[-1], FORBIDDEN_LOGIT))
+
+    def obeyed(self) -> Batch:
+        return {"action_mask": torch.stack(self.masks, dim=1)}
 
 
 class Latent(Protocol):

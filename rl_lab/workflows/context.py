@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from rl_lab.training.runtime import Runtime
-from rl_lab.types import Batch, CollectResult, ConfigError, EnvSpec, Metrics, Phase, PolicyStep, did_you_mean
+from rl_lab.types import CollectResult, ConfigError, EnvSpec, Metrics, Phase, PolicyStep, did_you_mean
 
 Policy = Callable[..., PolicyStep]
 """`policy(time_step, state, mode=...)`: what a Collector or an Evaluator asks for actions."""
@@ -71,21 +69,6 @@ def _methods_of(protocol: type | None) -> list[str]:
         return []
     own = [name for name in vars(protocol) if not name.startswith("_") or name == "__call__"]
     return own + [name for name in vars(protocol).get("__annotations__", {}) if name not in own]
-
-
-class Encoder(Protocol):
-    def __call__(self, observation: Batch) -> Tensor:
-        """`[..., *shape]` per key to features `[..., F]`."""
-
-
-class Actor(Protocol):
-    def __call__(self, features: Tensor, mask: Tensor | None = None) -> Any:
-        """Features `[..., F]` to a distribution with sample, mode, log_prob and entropy (`heads/distributions.py`)."""
-
-
-class Critic(Protocol):
-    def __call__(self, features: Tensor) -> Tensor:
-        """Features `[..., F]` to values `[...]`."""
 
 
 class CollectorLike(Protocol):

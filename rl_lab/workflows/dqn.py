@@ -31,7 +31,12 @@ from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import Batch, CollectResult, ConfigError, LossOutput, Metrics, Phase, PolicyStep, Progress, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_fractions, named
-from rl_lab.workflows.context import Encoder, WorkflowContext
+from rl_lab.workflows.context import WorkflowContext
+
+
+class Encoder(Protocol):
+    def __call__(self, observation: Batch) -> Tensor:
+        """`[..., *shape]` per key to features `[..., F]`."""
 
 
 class Head(Protocol):

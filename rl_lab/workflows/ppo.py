@@ -19,15 +19,30 @@ from rl_lab.kernels.door import fast_path
 from rl_lab.training.schedules import Schedule, never_negative, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_scales, named
-from rl_lab.workflows.context import Actor, Critic, Encoder, WorkflowContext
+from rl_lab.workflows.context import WorkflowContext
 
 ROWS_AT_ONCE = 8192  # rows evaluated in one pass: bounds the memory that images take
+
+
+class Encoder(Protocol):
+    def __call__(self, observation: Batch) -> Tensor:
+        """`[..., *shape]` per key to features `[..., F]`."""
 
 
 class Memory(Protocol):
     def initial_state(self, batch_size: int, device: torch.device) -> Tensor: ...
     def step(self, features: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]: ...
     def unroll(self, features: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Actor(Protocol):
+    def __call__(self, features: Tensor, mask: Tensor | None = None) -> Any:
+        """Features `[..., F]` to a distribution with sample, mode, log_prob and entropy."""
+
+
+class Critic(Protocol):
+    def __call__(self, features: Tensor) -> Tensor:
+        """Features `[..., F]` to values `[...]`."""
 
 
 class PPO(Workflow):

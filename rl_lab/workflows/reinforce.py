@@ -11,7 +11,7 @@ running_episodes says whether those under way are finished first or discarded).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,22 @@ from rl_lab.components.returns.returns import episode_return, lambda_return, mea
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_scales, named
-from rl_lab.workflows.context import Actor, Critic, Encoder, WorkflowContext
+from rl_lab.workflows.context import WorkflowContext
+
+
+class Encoder(Protocol):
+    def __call__(self, observation: Batch) -> Tensor:
+        """`[B, T, *shape]` per key to features `[B, T, F]`."""
+
+
+class Actor(Protocol):
+    def __call__(self, features: Tensor, mask: Tensor | None = None) -> Any:
+        """Features `[..., F]` to a distribution with sample, mode, log_prob and entropy."""
+
+
+class Critic(Protocol):
+    def __call__(self, features: Tensor) -> Tensor:
+        """Features `[B, T, F]` to values `[B, T]`, the baseline."""
 
 
 class Reinforce(Workflow):

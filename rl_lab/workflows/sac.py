@@ -22,7 +22,12 @@ from rl_lab.kernels.door import fast_path
 from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_fraction, named
-from rl_lab.workflows.context import Encoder, WorkflowContext
+from rl_lab.workflows.context import WorkflowContext
+
+
+class Encoder(Protocol):
+    def __call__(self, observation: Batch) -> Tensor:
+        """`[B, *shape]` per key to features `[B, F]`."""
 
 
 class Actor(Protocol):

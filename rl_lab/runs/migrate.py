@@ -11,7 +11,7 @@ from rl_lab.types import RunError
 
 MigrationStep = Callable[[dict[str, Any]], dict[str, Any]]
 
-MOVED_MODULES = {  # of version 1: old home of a class that a `_target_` may name -> its home in version 2
+MOVED_MODULES = {  # old home of a class that a `_target_` may name -> its home today
     "rl_lab.components.augmentation": "rl_lab.components.networks.augmentation",
     "rl_lab.components.bandits": "rl_lab.components.heads.bandits",
     "rl_lab.components.controllers": "rl_lab.components.heads.actor_critic",
@@ -23,7 +23,8 @@ MOVED_MODULES = {  # of version 1: old home of a class that a `_target_` may nam
     "rl_lab.components.latents": "rl_lab.components.world_model.latents",
     "rl_lab.components.layers": "rl_lab.components.world_model.layers",
     "rl_lab.components.memory": "rl_lab.components.networks.memory",
-    "rl_lab.components.networks": "rl_lab.components.networks.mlp",
+    "rl_lab.components.networks": "rl_lab.components.networks.encoders",
+    "rl_lab.components.networks.mlp": "rl_lab.components.networks.encoders",  # until version 2
     "rl_lab.components.normalizers": "rl_lab.components.networks.normalizers",
     "rl_lab.components.planners": "rl_lab.components.planners.cem",
     "rl_lab.components.q_values": "rl_lab.components.heads.q_values",
@@ -38,7 +39,6 @@ MOVED_MODULES = {  # of version 1: old home of a class that a `_target_` may nam
     "rl_lab.components.two_hot": "rl_lab.components.world_model.two_hot",
     "rl_lab.components.world_model_encoder": "rl_lab.components.world_model.encoder",
     "rl_lab.components.world_model_heads": "rl_lab.components.world_model.heads",
-    "rl_lab.components.world_model_loss": "rl_lab.components.world_model.loss",
 }
 
 
@@ -51,7 +51,7 @@ RENAMED_KEYS = {  # of version 1: keys of our own classes -> their names in vers
 
 
 def _name_new_homes(value: Any) -> Any:
-    """Version 1 to 2: every `_target_` names the module in which its class lies today, and its keys as they are now."""
+    """Of versions 1 and 2: every `_target_` names the module in which its class lies today; keys are as they are now."""
     if isinstance(value, Mapping):
         renamed = RENAMED_KEYS if str(value.get("_target_")).startswith("rl_lab.") else {}
         return {
@@ -68,7 +68,7 @@ def _new_home(target: Any) -> Any:
     return f"{MOVED_MODULES[module]}.{name}" if module in MOVED_MODULES else target
 
 
-CONFIG_STEPS: dict[int, MigrationStep] = {1: _name_new_homes}
+CONFIG_STEPS: dict[int, MigrationStep] = {1: _name_new_homes, 2: _name_new_homes}
 """Version n -> the function that turns a config of version n into one of version n + 1."""
 
 

@@ -208,7 +208,7 @@ def test_a_buffer_of_other_steps_than_the_algorithm_is_refused(experiment: str, 
 
 
 def linear(**settings: Any) -> dict[str, Any]:
-    return {"_target_": "rl_lab.components.networks.mlp.MLP", "hidden_sizes": [4], **settings}
+    return {"_target_": "rl_lab.components.networks.encoders.MLP", "hidden_sizes": [4], **settings}
 
 
 def test_parts_are_built_after_those_they_read(config: dict[str, Any]) -> None:

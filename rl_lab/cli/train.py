@@ -71,10 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
         check_sweep(sweep, arguments.config_dir)
         return train_all(sweep, arguments)
 
-    from rl_lab import api
+    from rl_lab.experiment import session
 
     options = chosen(arguments, "run_id", "runs_dir", "config_dir", "quiet")
-    trained = api.train(experiment, **options, overrides=overrides, resume_existing=arguments.resume)
+    trained = session.train(experiment, **options, overrides=overrides, resume_existing=arguments.resume)
     return end_training(trained.id, quiet=arguments.quiet)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.files import from_yaml
 from rl_lab.config.schema import read_settings
-from rl_lab.experiment.agent import Agent, build_agent, build_runtime
-from rl_lab.experiment.build import build_evaluator
+from rl_lab.experiment.build import Agent, build_agent, build_evaluator, build_runtime
 from rl_lab.experiment.trust import check_consent
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.migrate import migrate_config

@@ -51,7 +51,7 @@ RENAMED_KEYS = {  # of version 1: keys of our own classes -> their names in vers
 
 
 def _name_new_homes(value: Any) -> Any:
-    """Of versions 1 and 2: every `_target_` names the module in which its class lies today; keys are as they are now."""
+    """Of versions 1 and 2: every `_target_` names the module in which its class lies today; keys have today's names."""
     if isinstance(value, Mapping):
         renamed = RENAMED_KEYS if str(value.get("_target_")).startswith("rl_lab.") else {}
         return {

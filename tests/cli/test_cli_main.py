@@ -129,7 +129,7 @@ def test_ctrl_c_is_130(rl: Any, fake: Any) -> None:
 @pytest.mark.parametrize(("leaving", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_a_signal_is_the_exit_code_and_says_how_to_go_on(rl: Any, fake: Any, leaving: BaseException, code: int) -> None:
     leaving.add_note("Continue with `rl-lab resume a1`.")
-    fake("api", train=Calls(leaving))
+    fake("experiment.session", train=Calls(leaving))
     answer = rl("train")
     assert answer.code == code and answer.err.splitlines()[-2:] == ["interrupted", "Continue with `rl-lab resume a1`."]
 

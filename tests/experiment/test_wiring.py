@@ -12,8 +12,7 @@ from torch import nn
 from rl_lab.config.compose import compose
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
 from rl_lab.experiment import build as wiring
-from rl_lab.experiment.agent import build_agent, build_parts, build_runtime
-from rl_lab.experiment.build import build, build_environment, check
+from rl_lab.experiment.build import build, build_agent, build_environment, build_parts, build_runtime, check
 from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import gather_state

@@ -1,4 +1,4 @@
-"""RL Lab from Python, for notebooks and scripts; the command line calls these same functions.
+"""RL Lab from Python, for notebooks and scripts; the command line has the same verbs.
 
 run = rl_lab.train("ppo_cartpole", seed=1)
 rl_lab.evaluate(run, episodes=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -50,6 +51,16 @@ def open_closed_streams() -> None:
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8"))
+
+
+def answer(arguments: argparse.Namespace, facts: object, text: str, *, brief: Sequence[str] = ()) -> None:
+    """What a command found: as JSON, as lines for a script (-q), or as text for a person."""
+    if arguments.json:
+        print_json(facts)
+    elif getattr(arguments, "quiet", False):
+        print("".join(f"{line}\n" for line in brief), end="")
+    else:
+        print(text)
 
 
 def print_json(value: object) -> None:

@@ -194,10 +194,8 @@ def _make_report(experiment: Experiment, run: RunDirectory, outcome: str) -> dic
     """Video, curve and report of a finished run; its status comes last, so that a resumed run makes what is missing."""
     video = None
     if experiment.settings.evaluation.video:
-        steps = experiment.housekeeping.counts.agent_steps
-        video = record_video(
-            experiment.agent.workflow, experiment.evaluator, run.videos_dir / f"evaluation_{steps:012d}.mp4"
-        )
+        path = run.videos_dir / f"evaluation_{experiment.housekeeping.counts.agent_steps:012d}.mp4"
+        video = record_video(experiment.agent.workflow, experiment.evaluator, path)
         if video is None:
             experiment.logger.message("No video: this environment cannot render here.", "warning")
     experiment.logger.flush()

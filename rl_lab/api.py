@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_lab.collection.evaluator import Evaluator
-from rl_lab.config.compose import apply_overrides
+from rl_lab.config.compose import apply_overrides, compose
 from rl_lab.environments.base import Environment
 from rl_lab.environments.catalog import EnvInfo
 from rl_lab.environments.checker import Finding
@@ -80,14 +80,10 @@ def train(
 ) -> Run:
     """Train an experiment to its end. Settings are `seed=1` or, for a deeper key, `algorithm__discount=0.98`."""
     spelled = [f"{key.replace('__', '.')}={_spell(value)}" for key, value in settings.items()]
+    words = [*overrides, *spelled]
+    config = compose(experiment, words, config_dir=config_dir)
     trained = session.train(
-        experiment,
-        overrides=[*overrides, *spelled],
-        run_id=run_id,
-        runs_dir=runs_dir,
-        config_dir=config_dir,
-        quiet=quiet,
-        resume_existing=resume_existing,
+        config, words, run_id=run_id, runs_dir=runs_dir, resume_existing=resume_existing, quiet=quiet
     )
     return Run(trained)
 
@@ -275,9 +271,9 @@ def dream(
     if output is not None:
         check_name(Path(output))
     with _acting(run, runs_dir, checkpoint, seed, trust, num_envs=sequences) as (directory, agent, evaluator):
-        if not can_dream(agent.workflow):
+        if not can_dream(workflow := agent.workflow):
             raise ConfigError(
-                f"Run {directory.id} cannot dream: {type(agent.workflow).__name__} has no world model. "
+                f"Run {directory.id} cannot dream: {type(workflow).__name__} has no world model. "
                 f"Watch it with `rl-lab play {directory.id}`, or train one that can with `rl-lab train dreamer_v3`."
             )
         path = Path(output) if output is not None else directory.output("videos", "dream.mp4")

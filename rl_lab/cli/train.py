@@ -57,21 +57,21 @@ def run(arguments: argparse.Namespace) -> int:
             f"'{listed}' asks for {len(sweep)} trainings. Add -m to run them all, or give one value "
             "(a list that is one value is written [a,b])."
         )
-    if arguments.cfg:
-        configs = [composition.compose(part or None, words, config_dir=arguments.config_dir) for part, words in sweep]
-        print("---\n".join(composition.to_yaml(config).rstrip() + "\n" for config in configs), end="")
-        return 0
-    if arguments.multirun:
+    if arguments.multirun and not arguments.cfg:
         from rl_lab.cli.multirun import train_all
         from rl_lab.experiment.sweep_check import check_sweep
 
         check_sweep(sweep, arguments.config_dir)
         return train_all(sweep, arguments)
+    configs = [composition.compose(part or None, words, config_dir=arguments.config_dir) for part, words in sweep]
+    if arguments.cfg:
+        print("---\n".join(composition.to_yaml(config).rstrip() + "\n" for config in configs), end="")
+        return 0
 
     from rl_lab.experiment import session
 
-    options = chosen(arguments, "run_id", "runs_dir", "config_dir", "quiet")
-    trained = session.train(experiment, **options, overrides=overrides, resume_existing=arguments.resume)
+    options = chosen(arguments, "run_id", "runs_dir", "quiet")
+    trained = session.train(configs[0], overrides, **options, resume_existing=arguments.resume)
     return end_training(trained.id, quiet=arguments.quiet)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
 from zlib import crc32
@@ -27,7 +27,6 @@ from rl_lab.config.schema import Config, EvaluationBlock, Settings, read_setting
 from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
 from rl_lab.experiment.film import film_plan
-from rl_lab.experiment.plans import make_plans
 from rl_lab.experiment.saver import REPLAY, RandomState, make_saver
 from rl_lab.kernels.door import listen
 from rl_lab.metrics.logger import MetricLogger
@@ -35,9 +34,11 @@ from rl_lab.metrics.system import SystemUsage
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.time_split import TimeSplit
 from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
-from rl_lab.orchestration.housekeeping import Housekeeping
+from rl_lab.orchestration.cadence import Cadence
+from rl_lab.orchestration.housekeeping import EvaluationPlan, Housekeeping
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler, total_steps
+from rl_lab.orchestration.stopping import StopRules
 from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state
@@ -128,7 +129,7 @@ def build(
 ) -> Experiment:
     """The whole experiment; with `run` None nothing is written (checks and dry runs)."""
     settings = read_settings(config)
-    plans = make_plans(settings)
+    plans, films = make_plans(settings)
     with ExitStack() as opened:  # a config that is refused half-way leaves no worker and no open file behind
         environment = build_environment(config, stream="train_environment")
         opened.callback(environment.close)
@@ -150,11 +151,8 @@ def build(
             usage=_usage(time_split, stopwatch, scheduler),
             display=display,
             stopwatch=stopwatch,
-            log_cadence=plans.log,
-            checkpoint_cadence=plans.checkpoint,
-            evaluation=plans.evaluation,
-            stop_rules=plans.stop,
-            films=film_plan(run, settings.evaluation, plans.film, workflow, evaluator),
+            films=film_plan(run, settings.evaluation, films, workflow, evaluator),
+            **plans,
             on_save=on_save,
         )
         targets |= {"progress": housekeeping, "phase_state": scheduler, **agent.state_targets(), "buffers": buffers}
@@ -176,6 +174,19 @@ def build(
     return Experiment(
         settings, agent, environment, evaluator, logger, display, housekeeping, orchestrator, time_split, targets
     )
+
+
+def make_plans(settings: Settings) -> tuple[dict[str, Any], Cadence]:
+    """When housekeeping logs, saves, evaluates and stops, and when a world model is filmed."""
+    log, save, look = settings.logging, settings.checkpoint, settings.evaluation
+    cadence = Cadence(look.every_steps, look.every_updates, place="evaluation")
+    plans = {
+        "log_cadence": Cadence(log.every_steps, log.every_updates, place="logging"),
+        "checkpoint_cadence": Cadence(None, save.every_updates, save.every_minutes, place="training.checkpoint"),
+        "evaluation": EvaluationPlan(cadence, look.warmup_steps, look.episodes, look.final_episodes),
+        "stop_rules": StopRules(**asdict(settings.stop)),
+    }
+    return plans, Cadence(look.dream_every_steps, look.dream_every_updates, place="evaluation.dream")
 
 
 def check(config: Config) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rl_lab.config.compose import apply_overrides, compose, to_yaml
+from rl_lab.config.compose import apply_overrides, to_yaml
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.film import record_video
@@ -30,17 +30,15 @@ DONE = ("finished", "stopped")
 
 
 def train(
-    experiment: str | None,
+    config: dict[str, Any],
+    overrides: Sequence[str],
     *,
-    overrides: Sequence[str] = (),
-    run_id: str | None = None,
-    runs_dir: str | Path | None = None,
-    config_dir: Path | None = None,
-    quiet: bool = False,
-    resume_existing: bool = False,
+    runs_dir: str | Path | None,
+    run_id: str | None,
+    resume_existing: bool,
+    quiet: bool,
 ) -> RunDirectory:
-    """Train an experiment to its end, in a new run or, with `resume_existing`, in one that exists."""
-    config = compose(experiment, overrides, config_dir=config_dir)
+    """Train a composed config to its end: in a new run or, with `resume_existing`, in one that exists."""
     folder = Path(runs_dir if runs_dir is not None else config["runs"]["directory"])
     run_id = run_id if run_id is not None else config["runs"]["id"]
     if resume_existing and run_id is not None and (folder / run_id / "config.yaml").exists():

@@ -39,8 +39,9 @@ def below(fake: Any) -> SimpleNamespace:
 
 
 def trained(below: SimpleNamespace) -> tuple[str | None, list[str]]:
-    (arguments, keywords), *_ = below.session.train.seen
-    return arguments[0], keywords["overrides"]
+    ((config, overrides), _), *_ = below.session.train.seen
+    assert config["overrides"] == overrides
+    return config["name"], overrides
 
 
 @pytest.mark.parametrize(
@@ -66,15 +67,9 @@ def test_words_become_an_experiment_and_overrides(
 
 def test_options_are_passed_on(rl: Any, below: SimpleNamespace) -> None:
     rl("train", "--run-id", "a", "--runs-dir", "here", "--config-dir", "mine", "--resume", "-q")
-    (_, keywords), *_ = below.session.train.seen
-    assert keywords == {
-        "overrides": [],
-        "run_id": "a",
-        "runs_dir": Path("here"),
-        "config_dir": Path("mine"),
-        "resume_existing": True,
-        "quiet": True,
-    }
+    ((_, keywords),) = below.session.train.seen
+    assert keywords == {"run_id": "a", "runs_dir": Path("here"), "resume_existing": True, "quiet": True}
+    assert below.composition.compose.seen == [((None, []), {"config_dir": Path("mine")})]
 
 
 def test_quiet_prints_the_id_alone(rl: Any, below: SimpleNamespace) -> None:

@@ -8,8 +8,8 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,14 +85,9 @@ def plain(value: object) -> Any:
     return str(value)
 
 
-@contextmanager
-def only_json_on_stdout(enabled: bool) -> Iterator[None]:
+def only_json_on_stdout(enabled: bool) -> AbstractContextManager[object]:
     """While enabled, what libraries print goes to stderr, so that stdout holds the JSON alone."""
-    if not enabled:
-        yield
-        return
-    with redirect_stdout(sys.stderr):
-        yield
+    return redirect_stdout(sys.stderr) if enabled else nullcontext()
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

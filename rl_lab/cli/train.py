@@ -52,26 +52,28 @@ def run(arguments: argparse.Namespace) -> int:
     if not sweep:
         raise UsageError(f"{' '.join(overrides)} names no value at all, so there is nothing to train.")
     if len(sweep) > 1 and not arguments.multirun:
-        listed = next(word for word in [experiment or "", *overrides] if "," in word)
+        words = [experiment or "", *overrides]
+        listed = next((word for word in words if "," in word), " ".join(overrides))  # range(3) has no comma
         raise UsageError(
             f"'{listed}' asks for {len(sweep)} trainings. Add -m to run them all, or give one value "
             "(a list that is one value is written [a,b])."
         )
-    if arguments.multirun and not arguments.cfg:
+    if arguments.cfg:
+        configs = [composition.compose(part or None, words, config_dir=arguments.config_dir) for part, words in sweep]
+        print("---\n".join(composition.to_yaml(config).rstrip() + "\n" for config in configs), end="")
+        return 0
+    if arguments.multirun:
         from rl_lab.cli.multirun import train_all
         from rl_lab.experiment.sweep_check import check_sweep
 
         check_sweep(sweep, arguments.config_dir)
         return train_all(sweep, arguments)
-    configs = [composition.compose(part or None, words, config_dir=arguments.config_dir) for part, words in sweep]
-    if arguments.cfg:
-        print("---\n".join(composition.to_yaml(config).rstrip() + "\n" for config in configs), end="")
-        return 0
 
     from rl_lab.experiment import session
 
+    config = composition.compose(experiment, overrides, config_dir=arguments.config_dir)
     options = chosen(arguments, "run_id", "runs_dir", "quiet")
-    trained = session.train(configs[0], overrides, **options, resume_existing=arguments.resume)
+    trained = session.train(config, overrides, **options, resume_existing=arguments.resume)
     return end_training(trained.id, quiet=arguments.quiet)
 
 

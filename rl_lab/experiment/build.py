@@ -8,7 +8,7 @@ No config object goes further than this file: everything behind it gets numbers,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -51,6 +51,7 @@ from rl_lab.utils.timing import Stopwatch
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import Parts, WorkflowContext
 
+POLICY = ("components", "controllers")  # the sections of a checkpoint that act
 READERS[ScheduledNumber] = parse_number  # for buffers, which know no schedules
 
 
@@ -71,6 +72,11 @@ class Agent:
             "controllers": {name: part for name, part in self.controllers.items() if isinstance(part, nn.Module)},
             "optimizers": dict(self.optimizers),
         }
+
+    def restore(self, checkpoint: Checkpoint, sections: Sequence[str]) -> None:
+        """Take over some sections of a checkpoint."""
+        targets = self.state_targets()
+        apply_state({name: targets[name] for name in sections}, {name: checkpoint.state[name] for name in sections})
 
     def left_out(self) -> list[str]:
         """Sentences about what could learn, but no optimizer changes."""
@@ -99,7 +105,7 @@ class Experiment:
     time_split: TimeSplit
     targets: dict[str, Any]  # section of a checkpoint -> the object whose state it holds
 
-    WARM_SECTIONS: ClassVar[tuple[str, ...]] = ("components", "controllers", "optimizers")  # all a warm start reads
+    WARM_SECTIONS: ClassVar[tuple[str, ...]] = (*POLICY, "optimizers")  # all a warm start reads
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue exactly where a checkpoint was taken; random generators last, since restoring may draw."""
@@ -108,9 +114,7 @@ class Experiment:
 
     def warm_start(self, checkpoint: Checkpoint, *, with_optimizers: bool) -> None:
         """Take over the weights (and the optimisers), not the counters, the schedules or the environments."""
-        sections = self.WARM_SECTIONS if with_optimizers else self.WARM_SECTIONS[:2]
-        targets = self.agent.state_targets()
-        apply_state({name: targets[name] for name in sections}, {name: checkpoint.state[name] for name in sections})
+        self.agent.restore(checkpoint, self.WARM_SECTIONS if with_optimizers else POLICY)
         self.agent.runtime.forget_captures()
 
     def close(self) -> None:

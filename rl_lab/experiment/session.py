@@ -6,6 +6,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,7 @@ def continue_run(
 
 
 def _build(config: dict[str, Any], run: RunDirectory, interruption: _Interruption, *, quiet: bool) -> Experiment:
-    def note_progress(housekeeping: Housekeeping) -> None:
-        _write_status(run, housekeeping, "running")
-
+    note_progress = partial(_write_status, run, state="running")
     return build(config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=note_progress)
 
 

@@ -40,7 +40,7 @@ def below(fake: Any) -> SimpleNamespace:
 
 def trained(below: SimpleNamespace) -> tuple[str | None, list[str]]:
     ((config, overrides), _), *_ = below.session.train.seen
-    assert config["overrides"] == overrides
+    assert config == {"name": config["name"], "overrides": overrides}, "what is recorded is what was composed"
     return config["name"], overrides
 
 
@@ -94,6 +94,12 @@ def test_a_sweep_without_m_says_add_m(rl: Any, below: SimpleNamespace, word: str
     assert answer.code == 2
     assert f"'{word}' asks for 3 trainings. Add -m" in answer.err
     assert below.session.train.seen == []
+
+
+def test_a_range_of_values_without_m_says_add_m(rl: Any) -> None:
+    answer = rl("train", "seed=range(3)")
+    assert answer.code == 2
+    assert "'seed=range(3)' asks for 3 trainings. Add -m" in answer.err
 
 
 def test_a_sweep_is_checked_before_it_is_trained(

@@ -24,7 +24,6 @@ from rl_lab.cli.printing import answer, fields, format_value, only_json_on_stdou
 
 _SECONDS_BETWEEN_PROGRESS = 0.2
 
-
 ARGUMENTS = (
     argument("words", nargs="+", metavar="RUN | random", help="whose policy acts"),
     argument("--env", metavar="ID", help="with random: a Gymnasium id, also package:Env-v0"),

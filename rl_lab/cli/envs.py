@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 ACTIONS = ("show", "check")
 
-
 ARGUMENTS = (
     argument("words", nargs="*", metavar="FILTER | show ID | check ID", help="what to look at"),
     argument("--all-versions", action="store_true", help="also ids that a newer version replaces"),

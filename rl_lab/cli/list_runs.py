@@ -18,7 +18,6 @@ STATES = ("running", "finished", "stopped", "interrupted", "failed", "killed", "
 DEFAULT_LIMIT = 20
 LIMIT_HELP = f"at most N runs (default: {DEFAULT_LIMIT}; with --json or -q all)"
 
-
 ARGUMENTS = (
     argument("filter", nargs="?", metavar="FILTER", help="show only runs that contain this text"),
     argument("--status", choices=STATES, metavar="STATE", help=f"one of {', '.join(STATES)}"),

@@ -19,17 +19,11 @@ import argparse
 from rl_lab.cli.parsing import RUN, TRUST, UsageError, argument, chosen, quiet, split_words
 from rl_lab.cli.printing import end_training
 
-MODES = {
-    "exact": "the same run goes on: weights, optimiser, environments in mid-episode, random state (default)",
-    "warm_start": "a new run begins with its weights and normalisers; overrides are allowed",
-    "warm_start_optimizer": "like warm_start, with the optimiser's state",
-}
-
-
+MODES = ("exact", "warm_start", "warm_start_optimizer")
 ARGUMENTS = (
     *RUN,
     argument("words", nargs="*", metavar="key=value", help="settings to change (mode exact: only some)"),
-    argument("--mode", choices=list(MODES), default="exact", help="how much to carry over (see above)"),
+    argument("--mode", choices=MODES, default="exact", help="how much to carry over (see above)"),
     TRUST,
     quiet("print only the run's id, warnings and errors"),
 )

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 CURVES = {"training return": "collect/episode_return_mean", "evaluation return": "eval/episode_return_mean"}
 CURVE_WIDTH = 48
 
-
 ARGUMENTS = (
     *RUN,
     JSON,

@@ -24,7 +24,6 @@ from rl_lab.cli.printing import end_training
 
 DEFAULT_ENVIRONMENT, DEFAULT_ALGORITHM = "CartPole-v1", "ppo"  # completes --algorithm or --env given alone
 
-
 ARGUMENTS = (
     argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="what to train, and settings"),
     argument("--env", metavar="ID", help="a Gymnasium id, also package:Env-v0; stands for ID:ALGORITHM"),

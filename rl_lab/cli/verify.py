@@ -20,7 +20,6 @@ from rl_lab.cli.printing import answer, format_value, table
 if TYPE_CHECKING:
     from rl_lab.runs.verify import Verdict
 
-
 ARGUMENTS = (
     argument("what", choices=("checkpoint",), metavar="checkpoint", help="the checkpoints and all they need"),
     *RUN,

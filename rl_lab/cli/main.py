@@ -16,8 +16,8 @@ from rl_lab.cli.parsing import Parser, UsageError, nearest
 from rl_lab.cli.printing import give_up_if_broken, open_closed_streams, say
 from rl_lab.utils.text import printable
 
-# Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or
-# standard modules are spelled out in MODULES) and has `build_parser(prog)` and `run(arguments) -> int`.
+# Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or standard modules
+# are spelled out in MODULES), whose docstring is its help, and which has ARGUMENTS and `run(arguments) -> int`.
 COMMANDS = {
     "train and use": {
         "train": "train an agent: an experiment, ENV:ALGORITHM, or the default run",
@@ -79,6 +79,12 @@ def command_module(name: str) -> ModuleType:
     return import_module(f"rl_lab.cli.{MODULES.get(name, name)}")
 
 
+def parser_of(name: str) -> Parser:
+    """What reads the words after `rl-lab NAME`."""
+    module = command_module(name)
+    return Parser(f"rl-lab {name}", module.__doc__, module.ARGUMENTS)
+
+
 def _dispatch(words: list[str]) -> int:
     while words and words[0] == "--debug":
         words = words[1:]
@@ -99,9 +105,7 @@ def _dispatch(words: list[str]) -> int:
         kind = "option" if name.startswith("-") else "command"
         known = " ".join(SUMMARIES)
         raise UsageError(f"unknown {kind} '{name}'.{nearest(name, SUMMARIES)}\n  Commands: {known}")
-    module = command_module(name)
-    parser: Parser = module.build_parser(f"rl-lab {name}")
-    exit_code: int = module.run(parser.parse(words[1:]))
+    exit_code: int = command_module(name).run(parser_of(name).parse(words[1:]))
     return exit_code
 
 

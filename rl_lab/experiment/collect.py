@@ -18,8 +18,7 @@ from rl_lab.collection.recorder import EpisodeRecorder
 from rl_lab.config.compose import compose
 from rl_lab.config.schema import read_settings
 from rl_lab.environments.lookup import find
-from rl_lab.experiment.agent import build_agent, build_runtime
-from rl_lab.experiment.build import build_environment
+from rl_lab.experiment.build import build_agent, build_environment, build_runtime
 from rl_lab.experiment.load import load_checkpoint, open_config, restore_policy
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs.checkpoint import Checkpoint

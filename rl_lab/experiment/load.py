@@ -8,16 +8,13 @@ from typing import Any
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.files import from_yaml
 from rl_lab.config.schema import read_settings
-from rl_lab.experiment.agent import Agent, build_agent, build_runtime
-from rl_lab.experiment.build import build_evaluator
+from rl_lab.experiment.build import POLICY, Agent, build_agent, build_evaluator, build_runtime
 from rl_lab.experiment.trust import check_consent
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.migrate import migrate_config
 from rl_lab.runs.run_directory import RunDirectory
-from rl_lab.runs.state import apply_state
 from rl_lab.utils.tree import leaves_with_paths
 
-POLICY = ("components", "controllers")  # the sections of a checkpoint that act
 CHANGEABLE = ("environment.max_restarts", "environment.worker_timeout_s")  # at an exact resume: they change no number
 
 
@@ -57,8 +54,7 @@ def load_checkpoint(run: RunDirectory, which: Any, *more: str) -> Checkpoint:
 
 def restore_policy(agent: Agent, checkpoint: Checkpoint) -> None:
     """Give a newly built agent the trained weights."""
-    targets = agent.state_targets()
-    apply_state({name: targets[name] for name in POLICY}, {name: checkpoint.state[name] for name in POLICY})
+    agent.restore(checkpoint, POLICY)
 
 
 def load_agent(run: RunDirectory, config: Mapping[str, Any], which: Any) -> tuple[Agent, Evaluator]:

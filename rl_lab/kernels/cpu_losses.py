@@ -25,7 +25,7 @@ from rl_lab.types import LossOutput
 
 _HEADS = "rl_lab.components.heads."
 _SOFT = f"{_HEADS}soft_actor_critic:"
-_MLP = "rl_lab.components.networks.mlp:MLP.forward"
+_MLP = "rl_lab.components.networks.encoders:MLP.forward"
 _ENSEMBLE = "rl_lab.components.networks.ensemble:EnsembleMLP.forward"
 
 Gradients = list[list[Tensor | None]]

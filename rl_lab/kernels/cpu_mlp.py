@@ -55,7 +55,7 @@ class Networks(NamedTuple):
 
 def plain_mlp(module: Any) -> Networks | None:
     """The network of an `MLP`; None where it is not made of plain layers with tanh or relu."""
-    if not is_unchanged(module, "rl_lab.components.networks.mlp:MLP", "forward") or module.norms is not None:
+    if not is_unchanged(module, "rl_lab.components.networks.encoders:MLP", "forward") or module.norms is not None:
         return None
     parameters: list[Tensor] = []
     for layer in (*module.hidden, *([] if module.output is None else [module.output])):
@@ -273,5 +273,5 @@ def _ensemble_forward(module: Any, *inputs: Tensor) -> Tensor:
     return _run(plain_ensemble(module), inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=-1))
 
 
-MLP_FORWARD = FastPath(_mlp_forward, ("rl_lab.components.networks.mlp:MLP.forward",))
+MLP_FORWARD = FastPath(_mlp_forward, ("rl_lab.components.networks.encoders:MLP.forward",))
 ENSEMBLE_FORWARD = FastPath(_ensemble_forward, ("rl_lab.components.networks.ensemble:EnsembleMLP.forward",))

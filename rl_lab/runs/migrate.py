@@ -21,10 +21,11 @@ _MOVED_AND_RENAMED = {
     "controllers": "heads.actor_critic",
     "decoders": "world_model.decoder",
     "ensembles": "networks.ensemble",
-    "networks": "networks.mlp",
+    "networks": "networks.encoders",
+    "networks.mlp": "networks.encoders",  # until version 2
     "planners": "planners.cem",
     **dict.fromkeys(("return_computers", "return_scale", "statistics"), "returns.returns"),
-    **{f"world_model_{name}": f"world_model.{name}" for name in ("encoder", "heads", "loss")},
+    **{f"world_model_{name}": f"world_model.{name}" for name in ("encoder", "heads")},
 }
 _HOMES = {module: f"{folder}.{module}" for folder, modules in _MOVED.items() for module in modules} | _MOVED_AND_RENAMED
 MOVED_MODULES = {f"rl_lab.components.{old}": f"rl_lab.components.{new}" for old, new in _HOMES.items()}
@@ -39,7 +40,7 @@ RENAMED_KEYS = {  # of version 1: keys of our own classes -> their names in vers
 
 
 def _name_new_homes(value: Any) -> Any:
-    """Version 1 to 2: every `_target_` names the module in which its class lies today, and its keys as they are now."""
+    """Of versions 1 and 2: every `_target_` names the module in which its class lies today; keys have today's names."""
     if isinstance(value, Mapping):
         renamed = RENAMED_KEYS if str(value.get("_target_")).startswith("rl_lab.") else {}
         return {
@@ -56,7 +57,7 @@ def _new_home(target: Any) -> Any:
     return f"{MOVED_MODULES[module]}.{name}" if module in MOVED_MODULES else target
 
 
-CONFIG_STEPS: dict[int, MigrationStep] = {1: _name_new_homes}
+CONFIG_STEPS: dict[int, MigrationStep] = {1: _name_new_homes, 2: _name_new_homes}
 """Version n -> the function that turns a config of version n into one of version n + 1."""
 
 

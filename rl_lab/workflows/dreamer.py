@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.returns.returns import lambda_return
-from rl_lab.components.world_model.loss import world_model_loss
-from rl_lab.components.world_model.rssm import Decisions, MaskedDecisions
+from rl_lab.components.world_model.rssm import Decisions, MaskedDecisions, world_model_loss
 from rl_lab.training.schedules import Schedule
 from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rl_lab.components.world_model.loss import world_model_loss
+from rl_lab.components.world_model.rssm import world_model_loss
 from rl_lab.training.schedules import Schedule
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, checked_scales, named

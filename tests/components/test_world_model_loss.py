@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.world_model.heads import AllowedActions, Continuation, Scalar
 from rl_lab.components.world_model.latents import GaussianLatent
-from rl_lab.components.world_model.loss import world_model_loss
+from rl_lab.components.world_model.rssm import world_model_loss
 from rl_lab.types import Batch, LossOutput
 
 

@@ -14,10 +14,9 @@ from rl_lab.components.heads.actor_critic import Actor, Critic
 from rl_lab.components.heads.distributions import Categorical, SquashedGaussian
 from rl_lab.components.heads.q_values import QValues
 from rl_lab.components.heads.soft_actor_critic import SoftActor, TwinCritic
-from rl_lab.components.networks.encoders import ObservationEncoder
+from rl_lab.components.networks.encoders import MLP, ObservationEncoder
 from rl_lab.components.networks.ensemble import EnsembleMLP
 from rl_lab.components.networks.memory import GRUMemory
-from rl_lab.components.networks.mlp import MLP
 from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.kernels import door
 from rl_lab.training.target_network import TargetNetwork

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.world_model.heads import Scalar
 from rl_lab.config.compose import compose
-from rl_lab.experiment.agent import Agent, build_agent, build_runtime
-from rl_lab.experiment.build import build
+from rl_lab.experiment.build import Agent, build, build_agent, build_runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Counts, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.workflows.dreamer import Dreamer
 from tests.tiny_dreamer import TINY_PARTS, random_rows

@@ -7,9 +7,9 @@ import math
 import gymnasium
 import pytest
 import torch
+from rl_lab.experiment.build import Agent, build_agent, build_runtime
 
 from rl_lab.config.compose import compose
-from rl_lab.experiment.agent import Agent, build_agent, build_runtime
 from rl_lab.experiment.build import build
 from rl_lab.types import ActionSpec, ArraySpec, Batch, Counts, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.workflows.dreamer import Dreamer

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.networks.mlp import HIDDEN_GAIN, choose, linear, orthogonal_
+from rl_lab.components.networks.layers import HIDDEN_GAIN, choose, linear, orthogonal_
 from rl_lab.types import ConfigError
 
 

@@ -22,7 +22,7 @@ from rl_lab.components.heads.distributions import (
     PeakedGaussian,
     TruncatedGaussian,
 )
-from rl_lab.components.networks.mlp import choose
+from rl_lab.components.networks.layers import choose
 from rl_lab.components.world_model.latents import unimix
 from rl_lab.components.world_model.layers import Stack, dense
 from rl_lab.components.world_model.two_hot import SymlogTwoHot, TwoHot, symexp_bins, symlog_bins

@@ -7,10 +7,9 @@ import math
 import gymnasium
 import pytest
 import torch
-from rl_lab.experiment.build import Agent, build_agent, build_runtime
 
 from rl_lab.config.compose import compose
-from rl_lab.experiment.build import build
+from rl_lab.experiment.build import Agent, build, build_agent, build_runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, Counts, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.workflows.dreamer import Dreamer
 from tests.tiny_dreamer import TINY_DREAMER, TINY_OLDER_DREAMER, TINY_PARTS, random_rows

@@ -38,7 +38,6 @@ import torch
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 Report = Callable[[str, Any], None]  # a sentence and its level: detail or warning
 DIGESTS = Path(__file__).parent / "digests.json"
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,10 @@ def is_unchanged(part: Any, home: str, *methods: str) -> bool:
 
 def has_hooks(module: Any) -> bool:
     """Whether something else runs when an `nn.Module` is called, forward or backward."""
-    own = vars(module)
-    return any(own.get(name) for name in HOOKS)
+    own = vars(module).get
+    return bool(
+        own("_forward_hooks") or own("_forward_pre_hooks") or own("_backward_hooks") or own("_backward_pre_hooks")
+    )
 
 
 @cache

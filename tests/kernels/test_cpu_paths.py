@@ -20,6 +20,7 @@ from rl_lab.components.networks.memory import GRUMemory
 from rl_lab.components.networks.mlp import MLP
 from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.kernels import door
+from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import ActionSpec, ArraySpec
 from rl_lab.workflows.dqn import DQN
@@ -84,6 +85,7 @@ def dqn(
             lambda: QValues(input_size=5, action=DISCRETE, hidden_sizes=(8, 8), dueling=dueling, huber_threshold=huber)
         )
         workflow.head, workflow.network = head, nn.Sequential(encoder, head)
+        workflow.optimizer = Optimizer(parameters=[head])
         workflow.target = TargetNetwork(workflow.network)
         with torch.no_grad():
             for parameter in workflow.target.parameters():

@@ -188,7 +188,7 @@ class Counts:
     updates: int = 0  # batches taken through every update hook of a phase
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return Counts(*(own + others for own, others in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def as_dict(self) -> dict[str, int]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

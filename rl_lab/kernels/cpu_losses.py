@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -105,15 +105,13 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
 
     The result brings the gradients of all parameters with it: no graph is made.
     """
-    key = _observed_vector(workflow)
-    if key is None or not learns_from(batch[key][:, 0]):
+    parts = _q_parts(workflow)
+    if parts is None or not learns_from(observed := batch[parts.key][:, 0]):
         return NotImplemented
-    head = workflow.head
-    learning, slow = _q_networks(head), _q_networks(workflow.target.module[1])
-    if learning is None or slow is None:
-        return NotImplemented
+    learning, slow = parts.learning, parts.slow
     transition, following = workflow.transitions(batch)
-    next_rows, action, every = following[key].numpy(), batch["action"][:, 0].numpy(), np.arange(len(batch["action"]))
+    rows, next_rows, action = observed.numpy(), following[parts.key].numpy(), batch["action"][:, 0].numpy()
+    every = np.arange(len(rows))
     next_values = _q_values([forward(each.members[0], next_rows) for each in slow])
     chooser = next_values
     if workflow.double:
@@ -123,8 +121,8 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
     chosen = next_values[every, chooser.argmax(axis=1)]
     target = transition["reward"].numpy() + transition["discount"].numpy() * chosen
 
-    reached = [forward(each.members[0], batch[key][:, 0].numpy()) for each in learning]
-    values, limit = _q_values(reached), head.huber_threshold
+    reached = [forward(each.members[0], rows) for each in learning]
+    values, limit = _q_values(reached), workflow.head.huber_threshold
     error = values[every, action] - target
     cut = error if limit is None else np.minimum(np.maximum(error, -limit), limit)
     d_value = cut * np.float32(1.0 / len(error))
@@ -151,17 +149,17 @@ def _q_values(reached: list[list[np.ndarray]]) -> np.ndarray:
     return value + advantage - advantage.mean(axis=1, keepdims=True)  # type: ignore[no-any-return]
 
 
-def _q_networks(head: Any) -> list[Networks] | None:
-    if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics", "_by_action"):
-        return None
-    found = [plain_mlp(network) for network in (head.advantage, head.value) if network is not None]
-    return None if None in found else found  # type: ignore[return-value]
+class _QParts(NamedTuple):
+    """The one key of the observation that the networks read as it is, and those networks: advantages, state values."""
+
+    key: str
+    learning: list[Networks]
+    slow: list[Networks]
 
 
-def _observed_vector(workflow: Any) -> str | None:
-    """The one key of the observation that the networks read as it is; None where there is more to it."""
-    network, target, normalizer = workflow.network, workflow.target, workflow.observation_normalizer
-    home = "rl_lab.components.networks."
+def _q_parts(workflow: Any) -> _QParts | None:
+    """None where there is more to it."""
+    normalizer, target, home = workflow.observation_normalizer, workflow.target, "rl_lab.components.networks."
     if not is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions", "learn", "gradient_step"):
         return None
     if not is_unchanged(workflow.optimizer, "rl_lab.training.optimizer:Optimizer", "apply"):
@@ -170,14 +168,24 @@ def _observed_vector(workflow: Any) -> str | None:
         return None
     if not is_unchanged(target, "rl_lab.training.target_network:TargetNetwork", "forward"):
         return None
-    if any(
-        not is_unchanged(each, "torch.nn:Sequential", "forward") or len(each) != 2 for each in (network, target.module)
-    ):
+    found: list[Any] = []
+    for network in (workflow.network, target.module):
+        if not is_unchanged(network, "torch.nn:Sequential", "forward") or len(network) != 2:
+            return None
+        encoder, head = network
+        if network is workflow.network and head is not workflow.head:
+            return None
+        if not is_unchanged(encoder, f"{home}encoders:ObservationEncoder", "forward") or encoder.has_layers:
+            return None
+        found += (encoder.plain_key, _q_networks(head))
+    return None if None in found else _QParts(found[0], found[1], found[3])
+
+
+def _q_networks(head: Any) -> list[Networks] | None:
+    if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics", "_by_action"):
         return None
-    (encoder, head), (slow_encoder, _) = network, target.module
-    if any(not is_unchanged(each, f"{home}encoders:ObservationEncoder", "forward") for each in (encoder, slow_encoder)):
-        return None
-    return None if encoder.has_layers or head is not workflow.head else encoder.plain_key
+    found = [plain_mlp(network) for network in (head.advantage, head.value) if network is not None]
+    return None if None in found else found  # type: ignore[return-value]
 
 
 DQN_LOSS = FastPath(

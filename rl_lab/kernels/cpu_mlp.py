@@ -61,17 +61,16 @@ def plain_mlp(module: Any) -> Networks | None:
     if not is_unchanged(module, "rl_lab.components.networks.mlp:MLP", "forward") or module.norms is not None:
         return None
     parameters: list[Tensor] = []
-    output = module.output
-    for layer in module.hidden if output is None else (*module.hidden, output):
+    modules: dict[str, Any] = vars(module)["_modules"]  # asking for an attribute takes three times as long
+    hidden, output = vars(modules["hidden"])["_modules"].values(), modules.get("output")
+    for layer in hidden if output is None else (*hidden, output):
         if type(layer) is not nn.Linear or "forward" in vars(layer) or has_hooks(layer):
             return None
-        parameters += layer._parameters.values()  # type: ignore[arg-type]
-    arrays = _arrays(parameters)
-    if not arrays or module.activation not in (torch.tanh, torch.relu):
+        parameters += vars(layer)["_parameters"].values()
+    arrays, activation = _arrays(parameters), module.activation
+    if not arrays or (activation is not torch.tanh and activation is not torch.relu):
         return None
-    return Networks(
-        [Network(arrays[::2], arrays[1::2], module.activation is torch.tanh, len(module.hidden))], parameters
-    )
+    return Networks([Network(arrays[::2], arrays[1::2], activation is torch.tanh, len(hidden))], parameters)
 
 
 def plain_ensemble(module: Any) -> Networks | None:
@@ -152,8 +151,8 @@ def backward(
                 _relu_backward(_tensor(gradient), _tensor(activated), 0, grad_input=_tensor(out))
             gradient = out
         if into:
-            if before.shape[1] < gradient.shape[1]:  # the same product; a few columns are faster on the left
-                into[2 * index][...] = _product(before.T, gradient).T
+            if before.shape[1] < gradient.shape[1] and before.size * gradient.shape[1] > MOST_PRODUCTS:
+                into[2 * index][...] = _product(before.T, gradient).T  # a few columns are faster on the left
             else:
                 _product(gradient.T, before, out=into[2 * index])
             np.matmul(ones, gradient, out=into[2 * index + 1])

@@ -126,8 +126,7 @@ def in_use() -> dict[str, str]:
 def is_unchanged(part: Any, home: str, *methods: str) -> bool:
     """Whether `part` has these methods from the class at `module:Class` (itself or by inheritance), none of them
     replaced on the instance, and no hooks."""
-    own = vars(part)
-    if not _has_methods(type(part), home, methods) or not own.keys().isdisjoint(methods):  # type: ignore[arg-type]
+    if not _has_methods(type(part), home, methods) or not vars(part).keys().isdisjoint(methods):  # type: ignore[arg-type]
         return False
     return not has_hooks(part)
 

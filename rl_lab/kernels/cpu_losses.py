@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.kernels.cpu_mlp import (
+    FEWEST_ROWS_OF_A_LOSS,
     Networks,
     backward,
     differentiate,
@@ -26,6 +27,8 @@ from rl_lab.types import LossOutput
 
 _HEADS = "rl_lab.components.heads."
 _SOFT = f"{_HEADS}soft_actor_critic:"
+_NORMALIZER = "rl_lab.components.networks.normalizers:ObservationNormalizer"
+_ENCODER = "rl_lab.components.networks.encoders:ObservationEncoder"
 _MLP = "rl_lab.components.networks.mlp:MLP.forward"
 _ENSEMBLE = "rl_lab.components.networks.ensemble:EnsembleMLP.forward"
 
@@ -106,12 +109,12 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
     The result brings the gradients of all parameters with it: no graph is made.
     """
     parts = _q_parts(workflow)
-    if parts is None or not learns_from(observed := batch[parts.key][:, 0]):
+    if parts is None or not learns_from(batch[parts.key], (workflow.n_step + 1) * FEWEST_ROWS_OF_A_LOSS):
         return NotImplemented
     learning, slow = parts.learning, parts.slow
     transition, following = workflow.transitions(batch)
-    rows, next_rows, action = observed.numpy(), following[parts.key].numpy(), batch["action"][:, 0].numpy()
-    every = np.arange(len(rows))
+    rows, action = batch[parts.key].numpy()[:, 0], batch["action"].numpy()[:, 0]
+    next_rows, every = following[parts.key].numpy(), np.arange(len(rows))
     next_values = _q_values([forward(each.members[0], next_rows) for each in slow])
     chooser = next_values
     if workflow.double:
@@ -128,14 +131,14 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
     d_value = cut * np.float32(1.0 / len(error))
     if "weight" in batch:
         d_value *= batch["weight"].numpy()
-    d_values = np.zeros_like(values)
+    d_values = np.zeros(values.shape, np.float32)
     d_values[every, action] = d_value
     by_outputs = [d_values]
     if len(reached) == 2:  # dueling: Q = V + A - mean A
         by_outputs = [d_values - d_values.mean(axis=1, keepdims=True), d_value[:, None]]
     return LossOutput(
         {"value": torch.scalar_tensor(d_value @ (error - 0.5 * cut))},
-        {"controller/value_mean": torch.from_numpy(values).mean()},
+        {"controller/value_mean": torch.scalar_tensor(np.add.reduce(values, axis=None) / values.size)},
         {"priority": torch.from_numpy(np.abs(error))},
         gradients_by_parameter(learning, reached, by_outputs),
     )
@@ -159,32 +162,33 @@ class _QParts(NamedTuple):
 
 def _q_parts(workflow: Any) -> _QParts | None:
     """None where there is more to it."""
-    normalizer, target, home = workflow.observation_normalizer, workflow.target, "rl_lab.components.networks."
+    normalizer, target = workflow.observation_normalizer, workflow.target
     if not is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions", "learn", "gradient_step"):
         return None
     if not is_unchanged(workflow.optimizer, "rl_lab.training.optimizer:Optimizer", "apply"):
         return None
-    if not is_unchanged(normalizer, f"{home}normalizers:ObservationNormalizer", "forward") or normalizer.keys:
+    if not is_unchanged(normalizer, _NORMALIZER, "forward") or normalizer.keys:
         return None
     if not is_unchanged(target, "rl_lab.training.target_network:TargetNetwork", "forward"):
         return None
     found: list[Any] = []
-    for network in (workflow.network, target.module):
+    for network in (workflow.network, vars(target)["_modules"]["module"]):
         if not is_unchanged(network, "torch.nn:Sequential", "forward") or len(network) != 2:
             return None
-        encoder, head = network
-        if network is workflow.network and head is not workflow.head:
+        encoder, head = vars(network)["_modules"].values()
+        if not is_unchanged(encoder, _ENCODER, "forward") or encoder.has_layers or encoder.plain_key is None:
             return None
-        if not is_unchanged(encoder, f"{home}encoders:ObservationEncoder", "forward") or encoder.has_layers:
+        if not found and head is not workflow.head:
             return None
         found += (encoder.plain_key, _q_networks(head))
-    return None if None in found else _QParts(found[0], found[1], found[3])
+    return None if found[1] is None or found[3] is None else _QParts(found[0], found[1], found[3])
 
 
 def _q_networks(head: Any) -> list[Networks] | None:
     if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics", "_by_action"):
         return None
-    found = [plain_mlp(network) for network in (head.advantage, head.value) if network is not None]
+    modules = vars(head)["_modules"]
+    found = [plain_mlp(network) for network in (modules["advantage"], modules.get("value")) if network is not None]
     return None if None in found else found  # type: ignore[return-value]
 
 
@@ -194,7 +198,7 @@ DQN_LOSS = FastPath(
         "rl_lab.workflows.dqn:DQN.loss",
         *(f"{_HEADS}q_values:ActionNetwork.{name}" for name in ("forward", "_by_action")),
         *(f"{_HEADS}q_values:QValues.{name}" for name in ("values", "loss", "metrics")),
-        "rl_lab.components.networks.encoders:ObservationEncoder.forward",
+        f"{_ENCODER}.forward",
         "rl_lab.training.target_network:TargetNetwork.forward",
         _MLP,
         "rl_lab.workflows.dqn:DQN.learn",  # from here on: what hands the gradients on

@@ -92,7 +92,7 @@ def _arrays(parameters: Sequence[Tensor | None]) -> list[np.ndarray] | None:
     for parameter in parameters:
         if parameter is None or parameter.dtype is not torch.float32 or not parameter.is_cpu:
             return None
-    return [parameter.detach().numpy() for parameter in parameters]  # type: ignore[union-attr]
+    return [(each.detach() if each.requires_grad else each).numpy() for each in parameters]  # type: ignore[union-attr]
 
 
 def _parts(arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
@@ -162,8 +162,8 @@ def backward(
 
 
 def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """The matrix product; large ones are torch's."""
-    if len(left) * right.size <= MOST_PRODUCTS:
+    """The matrix product; large ones are torch's, and so are those of a column and a row, where numpy has no kernel."""
+    if len(left) * right.size <= MOST_PRODUCTS and len(right) > 1:
         return np.matmul(left, right, out=out)  # type: ignore[no-any-return, call-overload]
     if out is None:
         return torch.mm(_tensor(left), _tensor(right)).numpy()

@@ -126,16 +126,17 @@ def in_use() -> dict[str, str]:
 def is_unchanged(part: Any, home: str, *methods: str) -> bool:
     """Whether `part` has these methods from the class at `module:Class` (itself or by inheritance), none of them
     replaced on the instance, and no hooks."""
-    if not _has_methods(type(part), home, methods) or not vars(part).keys().isdisjoint(methods):  # type: ignore[arg-type]
+    own = vars(part)
+    if not _has_methods(type(part), home, methods) or not own.keys().isdisjoint(methods):  # type: ignore[arg-type]
         return False
-    return not has_hooks(part)
+    return "_forward_hooks" not in own or not has_hooks(part)
 
 
 def has_hooks(module: Any) -> bool:
     """Whether something else runs when an `nn.Module` is called, forward or backward."""
-    own = vars(module).get
+    own = vars(module)
     return bool(
-        own("_forward_hooks") or own("_forward_pre_hooks") or own("_backward_hooks") or own("_backward_pre_hooks")
+        own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
     )
 
 

@@ -270,6 +270,30 @@ def test_a_subclass_that_changes_a_part_of_the_formula_is_not_replaced() -> None
     check(f"{LOSSES}PPO_LOSS", doubled, Variant(), is_used=False)
 
 
+def test_a_workflow_that_takes_its_steps_otherwise_gets_a_graph() -> None:
+    """The fast loss of DQN has none: who overrides what hands its gradients on must see the formula."""
+
+    class Regularised(DQN):
+        def learn(self, batch: dict[str, Tensor], numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+            return super().learn(batch, numbers)
+
+    class OwnOptimizer(Optimizer):
+        def apply(self, loss: Tensor) -> Any:  # type: ignore[override]
+            return super().apply(2.0 * loss)
+
+    def other(part: str, kind: type) -> Callable[[Inputs], Call]:
+        def make(inputs: Inputs) -> Call:
+            call = dqn()(inputs)
+            workflow = call.formula.__self__  # type: ignore[attr-defined]
+            (workflow if part == "workflow" else workflow.optimizer).__class__ = kind
+            return call
+
+        return make
+
+    check(f"{LOSSES}DQN_LOSS", other("workflow", Regularised), Variant(), is_used=False)
+    check(f"{LOSSES}DQN_LOSS", other("optimizer", OwnOptimizer), Variant(), is_used=False)
+
+
 def test_moved_and_replaced_parameters_are_found() -> None:
     network = EnsembleMLP(size=2, input_size=3, hidden_sizes=(4,), output_size=1)
     rows = torch.randn(70, 3)

@@ -275,15 +275,17 @@ class Replay:
     def _draw_uniform(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Environments and times of `count` starts."""
         env_index, offset = self._draw_any(count)
+        begin = self._begin
         if not self.starts_at_ends:
             is_last = self._ring.view("is_last").reshape(-1)  # in place: environments follow each other
-            slots, begin = self.slots_per_env, self._begin
-            bad = is_last[env_index * slots + (offset + begin) % slots].nonzero()[0]
+            slots = self.slots_per_env
+            slot = (offset + begin) % slots if begin else offset
+            bad = is_last[env_index * slots + slot].nonzero()[0]
             assert len(bad) < count or self._has_start(), "too few rows to sample"
             while len(bad):
                 env_index[bad], offset[bad] = self._draw_any(len(bad))
                 bad = bad[is_last[env_index[bad] * slots + (offset[bad] + begin) % slots]]
-        return env_index, offset + self._begin
+        return env_index, offset + begin if begin else offset
 
     def _draw_any(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         flat = self._random.integers(0, self.num_envs * self._num_starts, count)
@@ -461,7 +463,8 @@ class ReplayBuffer(Replay):
         self._ahead = list(zip(batches, states, strict=True))[::-1]
 
     def _rows_from(self, env_index: np.ndarray, time: np.ndarray) -> Batch:
-        return self._read(env_index, time % self.slots_per_env, self.sequence_length)
+        slot = time % self.slots_per_env if self._begin else time  # until the ring is full, they are the same
+        return self._read(env_index, slot, self.sequence_length)
 
     def get_state(self) -> StateTree:
         state = super().get_state()

@@ -89,7 +89,8 @@ class Workflow(ABC):
         """Scale and sum the terms, take one step at the prepared learning rate, and name what happened: `loss/<term>`,
         the loss's own metrics, and what the optimizer reports (under `name`, where there are several)."""
         terms = {f"loss/{term}": value.detach() for term, value in loss.terms.items()}
-        taken = optimizer.apply(loss.total(scales or dict.fromkeys(loss.terms, 1.0)))
+        total = loss.total(scales or dict.fromkeys(loss.terms, 1.0))
+        taken = optimizer.apply(total) if loss.gradients is None else optimizer.apply(total, loss.gradients)
         return {**terms, **loss.metrics, **named(taken, name)}
 
     def enter_phase(self, phase: Phase) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rl_lab.config.compose import to_yaml
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
+from rl_lab.environments.saved import to_plain
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.film import record_video
 from rl_lab.metrics.writers import TextLogWriter
@@ -87,7 +88,10 @@ def _build(config: dict[str, Any], run: RunDirectory, interruption: _Interruptio
     def note_progress(housekeeping: Housekeeping) -> None:
         _write_status(run, housekeeping, "running")
 
-    return build(config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=note_progress)
+    experiment = build(config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=note_progress)
+    with _closed_on_error(experiment):
+        run.write_environment(to_plain(experiment.environment.blueprint))
+    return experiment
 
 
 def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:

@@ -70,6 +70,7 @@ def verify_run(run: RunDirectory) -> Verdict:
     status = run.read_status()
     if status["state"] == "unknown":
         verdict.findings.append(Finding("warning", "status.json", status["message"]))
+    check("environment.json", run.read_environment, "warning")
     check("tags.json", run.read_tags, "warning")
     check("links", lambda: refuse_links_out_of(run.path))
     if is_held(run.lock_path):

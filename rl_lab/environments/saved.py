@@ -1,5 +1,5 @@
-"""What a run keeps of its environment (environment.json), so that its policy acts where that is not installed: the spaces
-and what a spec says beside them, as plain JSON data."""
+"""What a run keeps of its environment (environment.json), so that its policy acts where that is not installed: the
+spaces and what a spec says beside them, as plain JSON data."""
 
 from __future__ import annotations
 

@@ -232,12 +232,7 @@ def load(
     """A trained policy that keeps its own recurrent state and normaliser: `policy.act(observation)`. The environment
     need not be installed. `device` replaces the run's own, such as "cpu"."""
     directory = _directory(run, runs_dir)
-    config = open_config(directory, trust)
-    if device is not None:
-        config["runtime"] = {**(config["runtime"] or {}), "device": device}
-        if device == "cpu" and config["runtime"].get("precision") == "fp16":
-            config["runtime"]["precision"] = "fp32"  # CPUs have no fp16
-    agent, blueprint = load_actor(directory, config, checkpoint)
+    agent, blueprint = load_actor(directory, open_config(directory, trust), checkpoint, device=device)
     return Policy(agent.workflow, blueprint, device=agent.runtime.device)
 
 

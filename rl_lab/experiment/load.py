@@ -64,9 +64,16 @@ def restore_policy(agent: Agent, checkpoint: Checkpoint) -> None:
     apply_state({name: targets[name] for name in POLICY}, {name: checkpoint.state[name] for name in POLICY})
 
 
-def load_actor(run: RunDirectory, config: Mapping[str, Any], which: Any) -> tuple[Agent, Blueprint]:
+def load_actor(
+    run: RunDirectory, config: Mapping[str, Any], which: Any, *, device: str | None = None
+) -> tuple[Agent, Blueprint]:
     """A trained agent that only acts, and how to convert for it: from what the run keeps of its environment, which need
-    not be installed. Runs of earlier versions keep nothing, so there one is built."""
+    not be installed. Runs of earlier versions keep nothing, so there one is built. `device` replaces the run's own."""
+    if device is not None:
+        settings = {**(config["runtime"] or {}), "device": device}
+        if device == "cpu" and settings.get("precision") == "fp16":
+            settings["precision"] = "fp32"  # CPUs have no fp16
+        config = {**config, "runtime": settings}
     found, runtime = load_checkpoint(run, which), build_runtime(config)
     import_triton_first()  # the caller may draw
     saved = run.read_environment()

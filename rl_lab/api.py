@@ -24,8 +24,9 @@ from rl_lab.environments.factory import make_environment
 from rl_lab.experiment import session
 from rl_lab.experiment.build import Agent, Experiment
 from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run
+from rl_lab.experiment.export import SUFFIXES, PolicyFile, PolicyFormat, check_format
 from rl_lab.experiment.film import can_dream, film_dreams, record_video
-from rl_lab.experiment.load import load_agent, load_config, open_config
+from rl_lab.experiment.load import load_actor, load_agent, load_config, open_config
 from rl_lab.policy import Policy
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.film import FilmFiles
@@ -185,12 +186,32 @@ def load(
     run: RunReference,
     *,
     checkpoint: str | Path = "latest",
+    device: str | None = None,
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
 ) -> Policy:
-    """A trained policy that keeps its own recurrent state and normaliser: `policy.act(observation)`."""
-    with _acting(run, runs_dir, checkpoint, seed=None, trust=trust, num_envs=1) as (_, agent, evaluator):
-        return Policy(agent.workflow, evaluator.environment.blueprint, device=agent.runtime.device)
+    """A trained policy that keeps its own recurrent state and normaliser: `policy.act(observation)`. The environment
+    need not be installed. `device` replaces the run's own, such as "cpu"."""
+    directory = _directory(run, runs_dir)
+    agent, blueprint = load_actor(directory, open_config(directory, trust), checkpoint, device=device)
+    return Policy(agent.workflow, blueprint, device=agent.runtime.device)
+
+
+def export_policy(
+    run: RunReference,
+    *,
+    output: str | Path | None = None,
+    format: PolicyFormat | None = None,
+    checkpoint: str | Path = "latest",
+    runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
+) -> PolicyFile:
+    """Write a run's policy as one file that acts without RL Lab and without the environment: a torch.export program
+    (.pt2) or ONNX. It is compared with `policy.act` before it is there; see docs/export.md."""
+    directory = _directory(run, runs_dir)
+    path = Path(output) if output is not None else directory.output(f"policy{SUFFIXES[format or 'torch'][0]}")
+    check_format(path, format)
+    return load(directory.path, checkpoint=checkpoint, device="cpu", trust=trust).export(path)
 
 
 def play(

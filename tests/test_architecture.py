@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("config", "orchestration", "workflows", "collection", "environments", "buffers", "kernels.door"),
         *("training", "runs", "metrics", "types", "utils"),
     ),
-    "policy": ("collection.collector", "environments.recipe", "workflows.base", "types"),
+    "policy": ("collection.collector", "environments.recipe", "experiment.export", "workflows.base", "types"),
     "api": ("collection", "config", "environments", "experiment", "policy", "runs", "types"),
     "launch": ("types", "utils"),
     "cli": ("", "api", "config", "experiment", "launch", "runs", "types", "utils"),  # "": the package, for its version

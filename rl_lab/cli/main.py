@@ -26,6 +26,7 @@ COMMANDS = {
         "play": "watch a run's policy, in a window or as mp4",
         "dream": "film what a run's world model predicts beside what happens",
         "collect": "write a dataset from a run's policy, or from the random one",
+        "export-policy": "write a run's policy as one file that acts without RL Lab",
     },
     "look at runs": {
         "list": "the runs on this machine, newest first",
@@ -43,7 +44,7 @@ COMMANDS = {
     },
 }
 SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in group.items()}
-MODULES = {"list": "list_runs"}
+MODULES = {"list": "list_runs", "export-policy": "export_policy"}
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
@@ -113,7 +114,7 @@ def _help() -> str:
     lines = ["usage: rl-lab COMMAND [options]", ""]
     lines += ["Train reinforcement-learning agents from one YAML, and never lose a run."]
     for heading, group in COMMANDS.items():
-        lines += ["", f"{heading}:"] + [f"  {name:<12} {summary}" for name, summary in group.items()]
+        lines += ["", f"{heading}:"] + [f"  {name:<13} {summary}" for name, summary in group.items()]
     lines += [
         "",
         "start here:",

@@ -131,8 +131,9 @@ JSON = argument("--json", action="store_true", help="print JSON and nothing else
 RUN = (argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT"), RUNS_DIR)
 TRUST_HELP = "a package that the run's config may import; can be repeated (docs/security.md)"
 TRUST = argument("--trust", action="append", default=[], metavar="PACKAGE", help=TRUST_HELP)
+CHECKPOINT = argument("--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: latest)")
 POLICY = (  # how a run's policy is loaded and where it acts
-    argument("--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: latest)"),
+    CHECKPOINT,
     argument("--seed", type=int, metavar="S", help="of policy and environments (default: the run's)"),
     TRUST,
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 from rl_lab.config.compose import apply_overrides, to_yaml
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
+from rl_lab.environments.saved import to_plain
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.film import record_video
 from rl_lab.experiment.load import CHANGEABLE, differences, load_config, open_config
@@ -136,7 +137,10 @@ def continue_run(
 
 def _build(config: dict[str, Any], run: RunDirectory, interruption: _Interruption, *, quiet: bool) -> Experiment:
     note_progress = partial(_write_status, run, state="running")
-    return build(config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=note_progress)
+    experiment = build(config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=note_progress)
+    with _closed_on_error(experiment):
+        run.write_environment(to_plain(experiment.environment.blueprint))
+    return experiment
 
 
 def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:

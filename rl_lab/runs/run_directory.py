@@ -135,6 +135,7 @@ class RunDirectory:
     config_path = _Place("config.yaml")
     overrides_path = _Place("overrides.yaml")
     manifest_path = _Place("manifest.json")
+    environment_path = _Place("environment.json")
     status_path = _Place("status.json")
     tags_path = _Place("tags.json")
     lock_path = _Place(".lock")
@@ -178,6 +179,16 @@ class RunDirectory:
                 "so it cannot be continued bit for bit. Put the file back, or begin a new run from its weights with "
                 f"`rl-lab resume {self.id} --mode warm_start key=value`."
             )
+
+    def write_environment(self, description: Mapping[str, Any]) -> None:
+        """The environment's spaces, as plain data: what a policy must know to act without it."""
+        write_json(self.environment_path, dict(description), run_id=self.id)
+
+    def read_environment(self) -> dict[str, Any] | None:
+        """What `write_environment` wrote; None in runs of earlier versions."""
+        with suppress(MissingFile):
+            return read_json(self.environment_path)
+        return None
 
     def write_tags(self, tags: Sequence[str], notes: str = "") -> None:
         write_json(self.tags_path, {"tags": list(tags), "notes": notes}, run_id=self.id)

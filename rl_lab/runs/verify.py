@@ -80,6 +80,7 @@ def verify_run(run: RunDirectory) -> Verdict:
     status = run.read_status()
     if status["state"] == "unknown":
         verdict.note("warning", "status.json", status["message"])
+    verdict.check("environment.json", run.read_environment, "warning")
     verdict.check("tags.json", run.read_tags, "warning")
     verdict.check("links", lambda: refuse_links_out_of(run.path))
     if is_held(run.lock_path):

@@ -47,6 +47,8 @@ class Workflow(ABC):
     phase_options: ClassVar[tuple[str, ...]] = ()  # keys a phase may set under `options:`
     is_on_policy: ClassVar[bool] = False  # learns only from what its own policy did
     notes_priorities: ClassVar[bool] = False  # tells with every batch how much there was to learn from each start
+    not_exportable: ClassVar[str] = ""  # why its policy cannot act from a file of its own; empty: it can
+    sample_in_evaluations: bool = False  # mode "eval" draws its actions, too
     n_step: int | None = None  # an update learns from sequences of n_step + 1 rows; None: of any length
 
     context: WorkflowContext

@@ -37,6 +37,7 @@ class PlaNet(LatentStateWorkflow):
     """A world model, and a planner that asks it."""
 
     captured = ("learn", "plan")
+    not_exportable = "it plans anew at every step, with draws of its own, and has no network that acts"
 
     def __init__(
         self,

@@ -123,5 +123,5 @@ class BlockLinear(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """`[N, input_size]` to `[N, output_size]`."""
-        grouped = features.view(len(features), self.blocks, -1).transpose(0, 1)  # [G, N, input_size / G]
+        grouped = features.unflatten(-1, (self.blocks, -1)).transpose(0, 1)  # [G, N, input_size / G]
         return torch.bmm(grouped, self.weight).transpose(0, 1).flatten(1) + self.bias

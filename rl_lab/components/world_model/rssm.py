@@ -126,7 +126,7 @@ class BlockGRU(nn.Module):
         everyone = inputs.unsqueeze(1).expand(-1, self.blocks, -1)  # [N, G, 3 hidden]
         mixed = self.mix(torch.cat((own, everyone), dim=-1).flatten(1))
         gates = self.gates(self.activation(self.mix_norm(mixed)))
-        reset, candidate, update = gates.view(len(deter), self.blocks, 3, -1).unbind(dim=2)
+        reset, candidate, update = gates.unflatten(-1, (self.blocks, 3, -1)).unbind(dim=2)
         candidate = torch.tanh(torch.sigmoid(reset) * candidate).flatten(1)
         update = torch.sigmoid(update - 1.0).flatten(1)  # -1: remembers at the start (danijar/dreamerv3, rssm.py)
         return deter + update * (candidate - deter)

@@ -41,7 +41,7 @@ $(VENV)/.installed-core: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-core
-	$(PIP) install -q $(TORCH_INDEX) -c constraints.txt -e ".[dev,box2d,minigrid,dmc,offline,sweeps]"
+	$(PIP) install -q $(TORCH_INDEX) -c constraints.txt -e ".[dev,box2d,minigrid,dmc,offline,export,sweeps]"
 	@touch $@
 
 $(VENV)/.installed-peers: $(VENV)/.installed-core

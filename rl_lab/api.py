@@ -1,4 +1,4 @@
-"""RL Lab from Python, for notebooks and scripts; the command line calls these same functions.
+"""RL Lab from Python, for notebooks and scripts; the command line has the same verbs.
 
 run = rl_lab.train("ppo_cartpole", seed=1)
 rl_lab.evaluate(run, episodes=100)
@@ -22,12 +22,11 @@ from rl_lab.environments.catalog import EnvInfo
 from rl_lab.environments.checker import Finding
 from rl_lab.environments.factory import make_environment
 from rl_lab.experiment import session
-from rl_lab.experiment.agent import Agent
-from rl_lab.experiment.build import Experiment
+from rl_lab.experiment.build import Agent, Experiment
 from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run
+from rl_lab.experiment.export import SUFFIXES, PolicyFile, PolicyFormat, check_format
 from rl_lab.experiment.film import can_dream, film_dreams, record_video
-from rl_lab.experiment.load import CHANGEABLE, differences, load_agent, load_config, open_config
-from rl_lab.experiment.trust import foreign_packages, remember_consent
+from rl_lab.experiment.load import load_actor, load_agent, load_config, open_config
 from rl_lab.policy import Policy
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.film import FilmFiles
@@ -82,40 +81,12 @@ def train(
 ) -> Run:
     """Train an experiment to its end. Settings are `seed=1` or, for a deeper key, `algorithm__discount=0.98`."""
     spelled = [f"{key.replace('__', '.')}={spell(value)}" for key, value in settings.items()]
-    config = compose(experiment, [*overrides, *spelled], config_dir=config_dir)
-    runs_dir = Path(runs_dir if runs_dir is not None else config["runs"]["directory"])
-    run_id = run_id if run_id is not None else config["runs"]["id"]
-    if resume_existing and run_id is not None and (runs_dir / run_id / "config.yaml").exists():
-        return _resume_as_asked(RunDirectory.open(runs_dir / run_id), config, [*overrides, *spelled], quiet=quiet)
-    return train_config(config, overrides=[*overrides, *spelled], run_id=run_id, runs_dir=runs_dir, quiet=quiet)
-
-
-def _resume_as_asked(directory: RunDirectory, config: dict[str, Any], overrides: Sequence[str], *, quiet: bool) -> Run:
-    """Continue a run that exists, if the settings asked for are its own; a finished one is returned as it is."""
-    if found := differences(load_config(directory), config, overrides):
-        more = [f"... and {len(found) - 8} more"] if len(found) > 8 else []
-        raise ConfigError(
-            "\n  ".join([f"Run {directory.id} has other settings than those asked for:", *found[:8], *more])
-            + f"\n  To go on with its own, write `rl-lab resume {directory.id}`; for others choose another --run-id."
-        )
-    if directory.read_status()["state"] in session.DONE:
-        return Run(directory)
-    changed = {key: config["environment"].get(key.partition(".")[2]) for key in CHANGEABLE}
-    words = [f"{key}={value}" for key, value in changed.items() if value is not None]
-    return resume(directory.path, overrides=words, trust=[*foreign_packages(config)], quiet=quiet)
-
-
-def train_config(
-    config: dict[str, Any],
-    *,
-    overrides: Sequence[str] = (),
-    run_id: str | None = None,
-    runs_dir: Path,
-    quiet: bool = False,
-) -> Run:
-    """Train a composed config in a new run directory."""
-    remember_consent(config)
-    return Run(session.start_run(config, overrides=overrides, run_id=run_id, runs_dir=runs_dir, quiet=quiet))
+    words = [*overrides, *spelled]
+    config = compose(experiment, words, config_dir=config_dir)
+    trained = session.train(
+        config, words, run_id=run_id, runs_dir=runs_dir, resume_existing=resume_existing, quiet=quiet
+    )
+    return Run(trained)
 
 
 def resume(
@@ -131,19 +102,10 @@ def resume(
     if mode not in MODES:
         raise ConfigError(f"mode is '{mode}': write {', '.join(MODES)}.")
     directory = _directory(run, runs_dir)
-    config = open_config(directory, trust)
     if mode == "exact":
-        for word in overrides:
-            key = word.lstrip("+").partition("=")[0]
-            if key not in CHANGEABLE:
-                raise ConfigError(
-                    f"{word}: an exact resume continues bit for bit, so it changes only {' and '.join(CHANGEABLE)}. To "
-                    "go on with other settings, use --mode warm_start_optimizer, which starts a new run from these "
-                    "weights."
-                )
-            config["environment"].setdefault(key.partition(".")[2], None)  # a run of an earlier version may lack it
-        session.continue_run(directory, apply_overrides(config, overrides), quiet=quiet)
+        session.continue_run(directory, overrides=overrides, trust=trust, quiet=quiet)
         return Run(directory)
+    config = open_config(directory, trust)
     store = CheckpointStore(directory.checkpoints_dir)
     found = store.load_newest_valid(logging.getLogger("rl_lab").warning, Experiment.WARM_SECTIONS)
     if found is None:
@@ -198,7 +160,7 @@ def evaluate(
     packages that the run's config may import (docs/security.md)."""
     with _acting(run, runs_dir, checkpoint, seed, trust) as (_, agent, evaluator):
         metrics = agent.workflow.evaluate(episodes=episodes)
-        if video is not None and record_video(agent, evaluator, Path(video)) is None:
+        if video is not None and record_video(agent.workflow, evaluator, Path(video)) is None:
             raise RunError(f"{evaluator.environment.spec.id} cannot render here, so there is no video.")
         return {name: float(value) for name, value in metrics.items()}
 
@@ -207,12 +169,32 @@ def load(
     run: RunReference,
     *,
     checkpoint: str | Path = "latest",
+    device: str | None = None,
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
 ) -> Policy:
-    """A trained policy that keeps its own recurrent state and normaliser: `policy.act(observation)`."""
-    with _acting(run, runs_dir, checkpoint, seed=None, trust=trust, num_envs=1) as (_, agent, evaluator):
-        return Policy(agent.workflow, evaluator.environment.blueprint, device=agent.runtime.device)
+    """A trained policy that keeps its own recurrent state and normaliser: `policy.act(observation)`. The environment
+    need not be installed. `device` replaces the run's own, such as "cpu"."""
+    directory = _directory(run, runs_dir)
+    agent, blueprint = load_actor(directory, open_config(directory, trust), checkpoint, device=device)
+    return Policy(agent.workflow, blueprint, device=agent.runtime.device)
+
+
+def export_policy(
+    run: RunReference,
+    *,
+    output: str | Path | None = None,
+    format: PolicyFormat | None = None,
+    checkpoint: str | Path = "latest",
+    runs_dir: str | Path | None = None,
+    trust: Sequence[str] = (),
+) -> PolicyFile:
+    """Write a run's policy as one file that acts without RL Lab and without the environment: a torch.export program
+    (.pt2) or ONNX. It is compared with `policy.act` before it is there; see docs/export.md."""
+    directory = _directory(run, runs_dir)
+    path = Path(output) if output is not None else directory.output(f"policy{SUFFIXES[format or 'torch'][0]}")
+    check_format(path, format)
+    return load(directory.path, checkpoint=checkpoint, device="cpu", trust=trust).export(path)
 
 
 def play(
@@ -293,13 +275,13 @@ def dream(
     if output is not None:
         check_name(Path(output))
     with _acting(run, runs_dir, checkpoint, seed, trust, num_envs=sequences) as (directory, agent, evaluator):
-        if not can_dream(agent.workflow):
+        if not can_dream(workflow := agent.workflow):
             raise ConfigError(
-                f"Run {directory.id} cannot dream: {type(agent.workflow).__name__} has no world model. "
+                f"Run {directory.id} cannot dream: {type(workflow).__name__} has no world model. "
                 f"Watch it with `rl-lab play {directory.id}`, or train one that can with `rl-lab train dreamer_v3`."
             )
         path = Path(output) if output is not None else directory.output("videos", "dream.mp4")
-        return film_dreams(agent, evaluator, path, sequences=sequences, context=context, horizon=horizon)
+        return film_dreams(agent.workflow, evaluator, path, sequences=sequences, context=context, horizon=horizon)
 
 
 def make_env(id: str, **settings: Any) -> Environment:

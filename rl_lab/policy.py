@@ -8,7 +8,8 @@ observation, reward, terminated, truncated, _ = env.step(policy.act(observation)
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from rl_lab.collection.collector import to_time_step
 from rl_lab.environments.recipe import Blueprint
 from rl_lab.types import Batch, ConfigError, EnvRows, EnvSpec
 from rl_lab.workflows.base import Mode, Workflow, WorldModelWorkflow
+
+if TYPE_CHECKING:
+    from rl_lab.experiment.export import PolicyFile
 
 
 class Policy:
@@ -29,8 +33,8 @@ class Policy:
     def __init__(self, workflow: Workflow, blueprint: Blueprint, *, device: torch.device) -> None:
         self.workflow = workflow
         self.spec: EnvSpec = blueprint.spec
-        self._blueprint = blueprint
-        self._device = device
+        self.blueprint = blueprint
+        self.device = device
         self.reset()
 
     def reset(self) -> None:
@@ -41,7 +45,7 @@ class Policy:
 
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
         """The action the environment expects, for one observation or for a batch of them."""
-        converter = self._blueprint.observations
+        converter = self.blueprint.observations
         self._check(observation)
         batch_size = converter.batch_size(observation)
         if batch_size is None:
@@ -60,16 +64,16 @@ class Policy:
         rows = EnvRows(arrays, np.zeros(count, dtype=np.float32), is_first, nothing, nothing)
         with torch.inference_mode():
             mode: Mode = "eval" if deterministic else "train"
-            answer = self.workflow.act(to_time_step(rows, self._device), self._state, mode=mode)
+            answer = self.workflow.act(to_time_step(rows, self.device), self._state, mode=mode)
         self._state, self._is_first, self._count = answer.state, False, count
         action = answer.action.cpu().numpy()
-        actions = self._blueprint.actions
+        actions = self.blueprint.actions
         return actions.rows(action)[0] if batch_size is None else actions.batch(action)
 
     def _check(self, observation: Any) -> None:
         """One observation, or a batch of at least one, of the shapes that the environment has."""
         batches = set()
-        for key, shape, expected in self._blueprint.observations.shapes(observation):
+        for key, shape, expected in self.blueprint.observations.shapes(observation):
             extra = None if shape is None else len(shape) - len(expected)
             if shape is None or extra not in (0, 1) or shape[extra:] != expected or 0 in shape[:extra]:
                 found = "is not there" if shape is None else f"has shape {shape}"
@@ -83,6 +87,13 @@ class Policy:
             raise ConfigError(
                 f"policy.act: the parts of the observation are batches of different sizes: {sorted(batches)}."
             )
+
+    def export(self, path: str | Path) -> PolicyFile:
+        """Write this policy, acting deterministically, as one file that needs neither RL Lab nor the environment: a
+        torch.export program (.pt2) or ONNX (.onnx). It is compared with `act` before it is there; docs/export.md."""
+        from rl_lab.experiment.export import export_policy  # tracing brings half of torch along
+
+        return export_policy(self, Path(path))
 
     def imagine(self, *, horizon: int = 15) -> Batch:
         """What a world model predicts to happen next, from the last `act` on: named tensors `[N, horizon + 1, ...]`

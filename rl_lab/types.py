@@ -188,7 +188,7 @@ class Counts:
     updates: int = 0  # batches taken through every update hook of a phase
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return Counts(*(own + others for own, others in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def as_dict(self) -> dict[str, int]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -221,11 +221,14 @@ class LossOutput:
     terms: dict[str, Tensor]
     metrics: Metrics = field(default_factory=dict)
     aux: Batch = field(default_factory=dict)
+    gradients: tuple[tuple[Tensor, Tensor], ...] | None = None
+    """Parameters and their gradients of the sum of the terms, where a fast path knows them: the terms have no graph."""
 
     def total(self, scales: Mapping[str, float | Tensor]) -> Tensor:
         """The scaled sum; a term without a scale, or a scale without a term, is our own mistake. Scales are numbers, or
         0-dim tensors where a CUDA graph reads them."""
         assert self.terms.keys() == scales.keys(), f"loss terms {sorted(self.terms)} != scales {sorted(scales)}"
+        assert self.gradients is None or set(scales.values()) == {1.0}, "gradients that are known are of the plain sum"
         total: Tensor | None = None
         for name, term in self.terms.items():
             scale = scales[name]

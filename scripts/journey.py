@@ -47,7 +47,7 @@ TO_PPO = (  # module, function; the last one ends the journey when it is called
         ("cli/train", "run"),
         ("config/compose", "compose"),
         ("experiment/build", "build"),
-        ("experiment/agent", "build_agent"),
+        ("experiment/build", "build_agent"),
     ),
     *(
         ("collection/collector", "Collector.collect"),

@@ -227,7 +227,7 @@ def test_a_file_edited_in_place_is_what_runs(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "rl_lab", *words, "evaluation.video=false", "--run-id", run]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
         logs.append((tmp_path / "runs" / run / "run.log").read_text())
-        file = tmp_path / "rl_lab" / "components" / "networks" / "mlp.py"
+        file = tmp_path / "rl_lab" / "components" / "networks" / "encoders.py"
         file.write_text(file.read_text().replace("features = layer(features)", "features = 0.9 * layer(features)"))
     assert "cpu_mlp:MLP_FORWARD is used for MLP.forward" in logs[0]
     assert "MLP_FORWARD is used" not in logs[1] and "PPO_LOSS is used" not in logs[1]

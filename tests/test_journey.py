@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIMITS = {"PPO": (19, 3_500), "Dreamer": (15, 2_800)}  # files, lines: no more than today; the aim is 16 and 14 files
+LIMITS = {"PPO": (16, 3_500), "Dreamer": (14, 2_800)}  # files, lines
 
 
 def test_the_journeys_on_the_page_are_those_that_are_made() -> None:

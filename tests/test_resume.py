@@ -112,6 +112,7 @@ CASES = {
     "sac discrete from pixels": ["sac_pixels", *SMALL_SAC],
     "dreamer from states": ["dreamer_v3_cartpole", *SMALL_DREAMER],
     "dreamer from pixels": ["rl_lab/PixelCatch-v0:dreamer", *SMALL_DREAMER],
+    "dreamer under action masks": ["rl_lab/MaskedChain-v0:dreamer", *SMALL_DREAMER],
     "planet": ["planet_pendulum", *SMALL_PLANET],
     "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
 }
@@ -353,6 +354,7 @@ def test_a_run_killed_at_any_file_operation_of_its_end_ends_the_same(ending: End
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # as many kills as RL_LAB_KILLS says
 @pytest.mark.parametrize("case", [case for case in CASES if case != "random"])
 def test_many_kills_resume_bit_for_bit(case: str, tmp_path: Path) -> None:
     experiment, overrides = overrides_of(case, updates=30)

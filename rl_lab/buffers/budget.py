@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,11 @@ def free_memory_bytes() -> int:
     """What the machine has, or less where a container may not use all of it."""
     import psutil
 
-    return min([int(psutil.virtual_memory().available), *_container_bytes(_CGROUP)])
-
-
-def _container_bytes(folder: Path) -> Iterator[int]:
-    try:
-        limit, used = (folder / "memory.max").read_text(), (folder / "memory.current").read_text()
-    except OSError:  # no container, or one without these files
-        return
-    if limit.strip() != "max":
-        yield max(int(limit) - int(used), 0)
+    free = int(psutil.virtual_memory().available)
+    with suppress(OSError):  # no container, or one without these files
+        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return free if limit == "max" else min(free, max(int(limit) - int(used), 0))
+    return free
 
 
 def _free_disk_bytes(directory: str | None) -> int:

@@ -19,7 +19,8 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,12 @@ class RowSource:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def write_dataset(path: Path, episodes: Iterable[Arrays], description: Callable[[], Mapping[str, Any]]) -> None:
-    """Write episodes as they come, then their `description`; nothing is at `path` before everything is written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+@contextmanager
+def written_beside(path: Path, partial: Path) -> Iterator[None]:
+    """What is written to the folder `partial` takes the place of `path` once everything is there."""
     shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had our number, as in a container begun anew
-    partial.mkdir()
     try:
-        chunks = list(_write_chunks(partial, episodes))
-        content = {"schema_version": SCHEMA_VERSION, **description(), "chunks": chunks}
-        (partial / DESCRIPTION_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        yield
         if path.exists():
             shutil.rmtree(path)
         partial.rename(path)
@@ -75,8 +72,18 @@ def write_dataset(path: Path, episodes: Iterable[Arrays], description: Callable[
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_chunks(folder: Path, episodes: Iterable[Arrays]) -> Iterator[dict[str, Any]]:
-    for count, group in enumerate(_groups(episodes)):
+def write_dataset(path: Path, episodes: Iterable[Arrays], description: Callable[[], Mapping[str, Any]]) -> None:
+    """Write episodes as they come, then their `description`."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    with written_beside(path, partial):
+        partial.mkdir(parents=True)
+        chunks = list(_write_chunks(partial, iter(episodes)))
+        content = {"schema_version": SCHEMA_VERSION, **description(), "chunks": chunks}
+        (partial / DESCRIPTION_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_chunks(folder: Path, episodes: Iterator[Arrays]) -> Iterator[dict[str, Any]]:
+    for count, group in enumerate(iter(lambda: list(_of_one_chunk(episodes)), [])):
         rows = {key: np.concatenate([episode[key] for episode in group]) for key in group[0]}
         file = folder / f"chunk_{count:05d}.npz"
         np.savez_compressed(file, **rows)  # type: ignore[arg-type]  # keys are names, not its `allow_pickle`
@@ -84,28 +91,23 @@ def _write_chunks(folder: Path, episodes: Iterable[Arrays]) -> Iterator[dict[str
         yield {"file": file.name, "rows": len(rows["reward"]), **sums}
 
 
-def _groups(episodes: Iterable[Arrays]) -> Iterator[list[Arrays]]:
-    """Episodes that make a chunk together."""
-    group: list[Arrays] = []
+def _of_one_chunk(episodes: Iterator[Arrays]) -> Iterator[Arrays]:
     taken = 0
     for episode in episodes:
-        group.append(episode)
+        yield episode
         taken += sum(value.nbytes for value in episode.values())
         if taken >= CHUNK_BYTES:
-            yield group
-            group, taken = [], 0
-    if group:
-        yield group
+            return
 
 
 def spec_description(spec: EnvSpec) -> dict[str, Any]:
     """The part of a description that training is checked against."""
     observation = {
-        key: {"shape": list(each.shape), "dtype": each.dtype, "num_values": list(each.num_values)}
+        key: {"shape": each.shape, "dtype": each.dtype, "num_values": each.num_values}
         for key, each in spec.observation.items()
     }
-    action = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(spec.action).items()}
-    return {"observation": observation, "action": {key: action[key] for key in ("kind", "sizes", "low", "high")}}
+    action = {key: getattr(spec.action, key) for key in ("kind", "sizes", "low", "high")}
+    return {"observation": observation, "action": action}
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ def open_folder(path: Path, spec: EnvSpec) -> RowSource:
         description = json.loads(file.read_text(encoding="utf-8"))
         version, chunks = description["schema_version"], description["chunks"]
         listed = [(str(chunk["file"]), int(chunk["rows"]), str(chunk["sha256"])) for chunk in chunks]
-        stored = {key: (tuple(each["shape"]), str(each["dtype"])) for key, each in description["observation"].items()}
+        stored = {key: (str(each["dtype"]), tuple(each["shape"])) for key, each in description["observation"].items()}
         action = (str(description["action"]["kind"]), tuple(description["action"]["sizes"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"Dataset {path}: {file.name} is damaged ({error!r}). Collect the dataset again.") from error
@@ -130,11 +132,10 @@ def open_folder(path: Path, spec: EnvSpec) -> RowSource:
             "Upgrade with `pip install --upgrade rl-lab`, or collect it again."
         )
     _check_keys(stored, spec, name=str(path))
-    expected: dict[str, Any] = {key: (each.shape, each.dtype) for key, each in spec.observation.items()}
-    expected["action"] = (spec.action.kind, spec.action.sizes)
+    expected = {**_observation_kinds(spec), "action": (spec.action.kind, spec.action.sizes)}
     for key, found in {**stored, "action": action}.items():
         if found != expected[key]:
-            raise _mismatch(str(path), key, _words(found), _words(expected[key]), spec)
+            raise _mismatch(str(path), key, _words(*found), _words(*expected[key]), spec)
     for name, _, _ in listed:
         if not (path / name).is_file():
             raise ConfigError(
@@ -328,7 +329,7 @@ def to_policy_actions(actions: np.ndarray, spec: ActionSpec, *, name: str, start
     if actions.dtype.kind not in ("fiub" if is_continuous else "iub"):
         raise ConfigError(
             f"Dataset {name}: action has dtype {actions.dtype}, the environment takes "
-            f"{_words((spec.kind, spec.sizes))}. Store {'numbers' if is_continuous else 'whole numbers'}."
+            f"{_words(spec.kind, spec.sizes)}. Store {'numbers' if is_continuous else 'whole numbers'}."
         )
     if not is_continuous:
         return actions.astype(np.int64) - np.reshape(np.asarray(start, np.int64), spec.shape if np.ndim(start) else ())
@@ -344,10 +345,9 @@ def to_policy_actions(actions: np.ndarray, spec: ActionSpec, *, name: str, start
 def check_rows(rows: Arrays, spec: EnvSpec, *, name: str, first_row: int) -> None:
     """Refuse rows that this environment could not have given: other keys, shapes, dtypes or values, and NaN."""
     _check_keys({key: None for key in rows if key not in ROW_KEYS}, spec, name=name)
-    scalars = {"reward": "float32", "is_first": "bool", "is_last": "bool", "is_terminal": "bool"}
-    expected = {key: (each.shape, each.dtype) for key, each in spec.observation.items()}
-    expected |= {key: ((), dtype) for key, dtype in scalars.items()}
-    expected["action"] = (spec.action.shape, spec.action.dtype)
+    flags = dict.fromkeys(("is_first", "is_last", "is_terminal"), ("bool", ()))
+    expected = {**_observation_kinds(spec), "reward": ("float32", ()), **flags}
+    expected["action"] = (spec.action.dtype, spec.action.shape)
     counts = {key: each.num_values for key, each in spec.observation.items()}
     counts["action"] = spec.action.sizes if spec.action.kind != "continuous" else ()
     for key, kind in expected.items():
@@ -356,8 +356,8 @@ def check_rows(rows: Arrays, spec: EnvSpec, *, name: str, first_row: int) -> Non
                 f"Dataset {name}: rows lack '{key}'. Rows have the observation keys and {', '.join(ROW_KEYS)}: "
                 "see docs/time_steps.md, or collect again with `rl-lab collect`."
             )
-        if _kind(rows[key]) != _words(kind):
-            raise _mismatch(name, key, _kind(rows[key]), _words(kind), spec)
+        if _kind(rows[key]) != _words(*kind):
+            raise _mismatch(name, key, _kind(rows[key]), _words(*kind), spec)
         _check_values(rows[key], counts.get(key, ()), f"Dataset {name}: {key}", first_row)
 
 
@@ -391,13 +391,15 @@ def _mismatch(name: str, key: str, found: str, expected: str, spec: EnvSpec) -> 
     )
 
 
+def _observation_kinds(spec: EnvSpec) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {key: (each.dtype, each.shape) for key, each in spec.observation.items()}
+
+
 def _kind(values: np.ndarray) -> str:
-    """Of one row: `float32 [4]`."""
-    return _words((values.shape[1:], values.dtype.name))
+    """Of one row."""
+    return _words(values.dtype.name, values.shape[1:])
 
 
-def _words(pair: tuple[Any, Any]) -> str:
+def _words(kind: str, sizes: tuple[int, ...]) -> str:
     """`float32 [4]`, `discrete [2]`."""
-    first, second = pair
-    kind, sizes = (second, first) if isinstance(first, tuple) else (first, second)
     return f"{kind} {list(sizes)}"

@@ -96,10 +96,15 @@ class EpisodeBuffer:
 
     def _allocate(self, row: Batch) -> None:
         """A phase whose policy keeps other extras starts anew: its rows do not mix with older ones."""
-        self._storage = {
-            key: value.new_zeros((value.shape[0], self._capacity_steps, *value.shape[1:])) for key, value in row.items()
-        }
+        self._set_storage({key: value[:, None][:, :0] for key, value in row.items()})
         self.clear()
+
+    def _set_storage(self, rows: Batch) -> None:
+        """These rows `[N, T, ...]`, at the beginning of `capacity_steps` of them."""
+        self._storage = {}
+        for key, value in rows.items():
+            self._storage[key] = value.new_zeros((value.shape[0], self._capacity_steps, *value.shape[2:]))
+            self._storage[key][:, : value.shape[1]] = value
 
     def _free_rows(self) -> None:
         """Forget rows of finished episodes; double the memory when the running ones fill it."""
@@ -107,10 +112,7 @@ class EpisodeBuffer:
         kept = self._head - oldest
         if kept > self._capacity_steps // 2:
             self._capacity_steps *= 2
-        for key, value in self._storage.items():
-            moved = value.new_zeros((value.shape[0], self._capacity_steps, *value.shape[2:]))
-            moved[:, :kept] = value[:, oldest : self._head]
-            self._storage[key] = moved
+        self._set_storage({key: value[:, oldest : self._head] for key, value in self._storage.items()})
         self._head = kept
         self._starts = [start - oldest for start in self._starts]
 
@@ -124,14 +126,9 @@ class EpisodeBuffer:
         }
 
     def set_state(self, state: StateTree) -> None:
-        self._storage, self._head, rows = {}, 0, state["rows"]
-        if rows:
-            length = rows["reward"].shape[1]
-            self._capacity_steps = max(self._capacity_steps, 2 * length)
-            self._allocate({key: value.new_zeros(value.shape[:1] + value.shape[2:]) for key, value in rows.items()})
-            for key, value in rows.items():
-                self._storage[key][:, :length] = value
-            self._head = length
+        self._head = state["rows"]["reward"].shape[1] if state["rows"] else 0
+        self._capacity_steps = max(self._capacity_steps, 2 * self._head)
+        self._set_storage(state["rows"])
         self._starts = list(state["starts"])
         self._counts = list(state["counts"])
         self._finished = [dict(episode) for episode in state["finished"]]

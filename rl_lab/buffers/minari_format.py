@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf, prod
@@ -19,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from rl_lab.buffers.dataset import RowSource, as_spec, file_digest, to_policy_actions
+from rl_lab.buffers.dataset import RowSource, as_spec, file_digest, to_policy_actions, written_beside
 from rl_lab.buffers.storage.rows import Arrays
 from rl_lab.types import (
-    ActionSpec,
     ArraySpec,
     ConfigError,
     EnvSpec,
@@ -139,61 +137,53 @@ def write_minari(
     *,
     spec: EnvSpec,
     to_env_actions: Callable[[np.ndarray], np.ndarray],
+    action_space: Any,
     gymnasium_spec: Any | None,
     algorithm: str,
     description: str,
 ) -> Path:
     """Write episodes as they come, under another name until all are there: a killed collection leaves no half dataset.
 
-    `gymnasium_spec` lets Minari recover the environment; None where it could not.
+    `action_space` is the environment's own; `gymnasium_spec` lets Minari recover it, None where it could not.
     """
     minari = import_minari()
     folder = dataset_folder(dataset_id)
     name, _, version = dataset_id.rpartition("-v")
     partial_id = f"{name}_partial_{os.getpid()}-v{version}"  # Minari's ids have no dot to hide behind
     partial = dataset_folder(partial_id)
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had our number
+    subspaces = {key: _array_space(each) for key, each in spec.observation.items()}
+    is_lone = len(subspaces) == 1
+    space = next(iter(subspaces.values())) if is_lone else {"type": "Dict", "subspaces": subspaces}
     from minari.data_collector import EpisodeBuffer
     from minari.serialization import deserialize_space
 
     def buffers() -> Iterator[Any]:
         for episode in episodes:
             observations = {key: episode[key] for key in spec.observation}
-            lone = len(observations) == 1
             yield EpisodeBuffer(
-                observations=next(iter(observations.values())) if lone else observations,
+                observations=next(iter(observations.values())) if is_lone else observations,
                 actions=to_env_actions(episode["action"][:-1]),
                 rewards=episode["reward"][1:],
                 terminations=episode["is_terminal"][1:],
                 truncations=(episode["is_last"] & ~episode["is_terminal"])[1:],
             )
 
-    try:
+    with written_beside(folder, partial):
         with warnings.catch_warnings():  # of Minari, about an unknown author, code and e-mail
             warnings.simplefilter("ignore", UserWarning)
             minari.create_dataset_from_buffers(
                 partial_id,
                 buffer=buffers(),
                 env=gymnasium_spec,
-                observation_space=deserialize_space(json.dumps(_observation_space(spec))),
-                action_space=deserialize_space(json.dumps(_action_space(spec.action, to_env_actions))),
+                observation_space=deserialize_space(json.dumps(space)),
+                action_space=action_space,
                 algorithm_name=algorithm,
                 description=description,
                 jpeg_encoding=False,  # uint8 images stay what they were
             )
         metadata = partial / "data" / "metadata.json"  # Minari has no way to rename a dataset
         metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "dataset_id": dataset_id}))
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder
-
-
-def _observation_space(spec: EnvSpec) -> dict[str, Any]:
-    spaces = {key: _array_space(each) for key, each in spec.observation.items()}
-    return next(iter(spaces.values())) if len(spaces) == 1 else {"type": "Dict", "subspaces": spaces}
 
 
 def _array_space(spec: ArraySpec) -> dict[str, Any]:
@@ -209,15 +199,3 @@ def _array_space(spec: ArraySpec) -> dict[str, Any]:
     high = spec.high or [255 if is_image else inf] * count
     bounds = {"low": np.reshape(low, spec.shape).tolist(), "high": np.reshape(high, spec.shape).tolist()}
     return {"type": "Box", "dtype": spec.dtype, "shape": list(spec.shape), **bounds}
-
-
-def _action_space(spec: ActionSpec, to_env_actions: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
-    """The environment's own action space; its shape, dtype and start are seen on one converted action."""
-    sample = to_env_actions(np.zeros((1, *spec.shape), spec.dtype))[0]
-    if spec.kind == "discrete":
-        return {"type": "Discrete", "dtype": "int64", "start": int(sample), "n": spec.sizes[0]}
-    if spec.kind == "multi_discrete":
-        counts = np.reshape(spec.sizes, sample.shape).tolist()
-        return {"type": "MultiDiscrete", "dtype": sample.dtype.name, "nvec": counts, "start": sample.tolist()}
-    low, high = np.reshape(spec.low, sample.shape).tolist(), np.reshape(spec.high, sample.shape).tolist()
-    return {"type": "Box", "dtype": sample.dtype.name, "shape": list(sample.shape), "low": low, "high": high}

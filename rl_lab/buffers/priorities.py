@@ -11,9 +11,8 @@ from math import inf, isfinite, nextafter
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from rl_lab.types import Batch, ConfigError, RunError, StateTree
+from rl_lab.types import ConfigError, RunError, StateTree
 
 _FAN_OUT = 16  # children of a node: few numpy calls per level, and little summed in vain
 _JUST_BELOW_1 = float(np.nextafter(1.0, 0.0))
@@ -148,16 +147,6 @@ class StartPriorities:
         if len(leaf):
             self.tree.set(leaf, stored)
             self.largest = max(self.largest, float(np.maximum.reduce(stored)))
-
-    def noted_in(self, batch: Batch) -> Tensor:
-        """The priorities `[B]` that learning noted in a batch."""
-        if "priority" not in batch:
-            raise ConfigError(
-                "Replay: the batch came back without batch['priority']: this workflow gives no priorities. Draw "
-                "uniformly (buffer rl_lab.buffers.replay.ReplayBuffer, or priority: 0.0 of a sequence replay), or let "
-                "an update hook set batch['priority'] to the size of each start's error, [B]."
-            )
-        return batch["priority"]
 
     def clear(self) -> None:
         self.tree.rebuild(np.zeros(self.tree.size))

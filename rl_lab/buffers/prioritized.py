@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     alpha: float = 0.6
     beta: float | ScheduledNumber = 0.4
     epsilon: float = 1e-6
-    wants_priorities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,7 +37,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                     "beta: linear(0.4, 1.0) to let it grow over the phase."
                 )
         self._strata = np.arange(self.batch_size, dtype=np.float64)
-        self._drawn: tuple[Tensor | None, np.ndarray, int] = (None, self._strata, 0)  # the last batch: index and leaves
+        self._drawn: tuple[Any, ...] = (None, None, None)  # the last batch: index, leaves, and what the rows were
         self._priorities: StartPriorities = StartPriorities(
             num_envs=self.num_envs, slots_per_env=self.slots_per_env, alpha=self.alpha, epsilon=self.epsilon
         )
@@ -58,21 +57,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         weight = (np.minimum.reduce(mass) / mass).astype(np.float32)
         weight **= np.float32(self.beta if isinstance(self.beta, float | int) else self.beta(progress or Progress()))
         batch["weight"] = torch.from_numpy(weight)
-        self._drawn = (batch["index"], leaf, self._registered)
+        self._drawn = (batch["index"], leaf, (self._registered, self._forgotten))
         return batch
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         self._store_waiting()
-        drawn, leaf, registered = self._drawn
-        if drawn is not index or registered != self._registered:  # not the last batch, or rows were overwritten since
+        drawn, leaf, rows = self._drawn
+        if drawn is not index or rows != (self._registered, self._forgotten):  # not the last batch, or rows went since
             super().update_priorities(index, priority)
         else:
             self._priorities.update(leaf, None, as_array(priority.detach().float()))
 
-    def clear(self) -> None:
-        super().clear()
-        self._drawn = (None, self._strata, 0)
-
     def set_state(self, state: StateTree) -> None:
         super().set_state(state)
-        self._drawn = (None, self._strata, 0)
+        self._drawn = (None, None, None)

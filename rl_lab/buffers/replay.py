@@ -25,7 +25,7 @@ from rl_lab.buffers.storage.archive import RingArchive
 from rl_lab.buffers.storage.compressed import CompressedRing, frame_bytes
 from rl_lab.buffers.storage.disk import DiskArchive, DiskRing
 from rl_lab.buffers.storage.row_log import NamedFile
-from rl_lab.buffers.storage.rows import DeviceRing, Ring, RowRing, as_array, row_bytes
+from rl_lab.buffers.storage.rows import DeviceRing, RowRing, as_array, row_bytes
 from rl_lab.types import Batch, ConfigError, EnvSpec, Progress, RunError, StateTree, did_you_mean
 
 _CPU = torch.device("cpu")
@@ -77,8 +77,7 @@ class Replay:
         self._ring = ring = self._make_ring(directory)
         self._archive: RingArchive | None = None  # saves rows in the folder, where there is one
         if directory is not None:
-            archive = DiskArchive(ring, directory) if isinstance(ring, DiskRing) else RingArchive(ring, directory)
-            self._archive = archive
+            self._archive = DiskArchive(ring, directory) if isinstance(ring, DiskRing) else RingArchive(ring, directory)
         self._priorities: StartPriorities | None = None  # of kinds that draw by them
         self._random = np.random.default_rng(self.seed)
         self._answered = 0  # the time of the next row to be answered
@@ -87,13 +86,12 @@ class Replay:
         self._ready_between: tuple[int, int] | None = None  # the times between which `ready` found enough
         self._waiting: list[Batch] = []  # answered rows that are not in the ring yet, oldest first
         self._most_waiting = 1
-        self._pending_keys: tuple[str, ...] = ()  # of the pending row; empty when there is none
-        self._pending: Batch = {}  # the pending row; empty also after a restore, when only the ring holds it
+        self._pending: Batch = {}  # the pending row; empty when there is none
         self._is_pending_stored = False  # whether the ring holds the pending row
         self._bfloat16_keys: set[str] = set()  # numpy has no such numbers: the ring holds their bits
 
-    def _make_ring(self, directory: Path | None) -> Ring:
-        sizes = {"num_envs": self.num_envs, "slots_per_env": self.slots_per_env}
+    def _make_ring(self, directory: Path | None) -> RowRing:
+        sizes: dict[str, Any] = {"num_envs": self.num_envs, "slots_per_env": self.slots_per_env}
         if self.compress_frames is not None:
             return CompressedRing(**sizes, device=self.device, budget_fraction=self._checked_fraction())
         if self.storage == "disk":
@@ -137,10 +135,10 @@ class Replay:
 
     def add(self, row: Batch) -> None:
         """The row waits until it is needed, or until many wait: storing them at once takes a third of the time."""
-        if self._pending_keys:
+        if self._pending:
             if not self._is_pending(row):
                 row = self._break_off(row)
-            self._pending_keys, self._pending = (), {}
+            self._pending = {}
         self._waiting.append(row)
         self._answered += 1
         if len(self._waiting) >= self._most_waiting:
@@ -149,24 +147,17 @@ class Replay:
     def set_pending(self, row: Batch) -> None:
         if not self._ring.layout and not self._waiting:
             return  # the first row brings every key when it is answered
-        self._pending_keys, self._pending, self._is_pending_stored = tuple(row), row, False
+        self._pending, self._is_pending_stored = row, False
 
     def _is_pending(self, row: Batch) -> bool:
         """Whether this row is the pending one, now answered; the Collector's has the same tensors."""
-        pending = self._pending or self._pending_in_ring()
-        if row["reward"] is pending["reward"]:
+        if row["reward"] is self._pending["reward"]:
             return True
-        return all(torch.equal(value, row[key].to(value.device)) for key, value in pending.items())
-
-    def _pending_in_ring(self) -> Batch:
-        slot = np.full(self.num_envs, self._answered % self.slots_per_env)
-        rows = self._read(np.arange(self.num_envs), slot, 1)
-        return {key: rows[key][:, 0] for key in self._pending_keys}
+        return all(torch.equal(value, row[key].to(value.device)) for key, value in self._pending.items())
 
     def _break_off(self, row: Batch) -> Batch:
         """Rows in between went to another buffer: here the episodes end as at a time limit, and new ones begin."""
-        pending = self._pending or self._pending_in_ring()
-        self._waiting.append({**pending, "is_last": torch.ones_like(pending["is_last"])})
+        self._waiting.append({**self._pending, "is_last": torch.ones_like(self._pending["is_last"])})
         self._answered += 1
         return {**row, "is_first": torch.ones_like(row["is_first"]), "reward": torch.zeros_like(row["reward"])}
 
@@ -218,7 +209,7 @@ class Replay:
     def clear(self) -> None:
         """Forget every row. Time goes on, so that an index given before never names a row stored after."""
         self._forgotten = self._registered = self._answered
-        self._waiting, self._pending_keys, self._pending = [], (), {}
+        self._waiting, self._pending = [], {}
         if self._priorities is not None:
             self._priorities.clear()
 
@@ -226,12 +217,16 @@ class Replay:
 
     @property
     def _end(self) -> int:
-        return self._answered + bool(self._pending_keys)
+        return self._answered + bool(self._pending)
 
     @property
     def _begin(self) -> int:
         """The time of the oldest row that is still there."""
         return max(self._forgotten, self._end - self.slots_per_env)
+
+    @property
+    def wants_priorities(self) -> bool:
+        return self._priorities is not None
 
     @property
     def num_rows(self) -> int:
@@ -258,9 +253,16 @@ class Replay:
         return not self._ring.view("is_last")[:, times % self.slots_per_env].all()
 
     def learned(self, batch: Batch) -> None:
-        """Take over the priorities that learning noted in the batch, where there are priorities."""
-        if self._priorities is not None:
-            self.update_priorities(batch["index"], self._priorities.noted_in(batch))
+        """Take over the priorities `[B]` that learning noted in the batch, where there are priorities."""
+        if self._priorities is None:
+            return
+        if "priority" not in batch:
+            raise ConfigError(
+                "Replay: the batch came back without batch['priority']: this workflow gives no priorities. Draw "
+                "uniformly (buffer rl_lab.buffers.replay.ReplayBuffer, or priority: 0.0 of a sequence replay), or let "
+                "an update hook set batch['priority'] to the size of each start's error, [B]."
+            )
+        self.update_priorities(batch["index"], batch["priority"])
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         """Set the priorities of a batch's starts; rows that have been overwritten since are passed over."""
@@ -273,15 +275,17 @@ class Replay:
     def _draw_uniform(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Environments and times of `count` starts."""
         env_index, offset = self._draw_any(count)
+        begin = self._begin
         if not self.starts_at_ends:
             is_last = self._ring.view("is_last").reshape(-1)  # in place: environments follow each other
-            slots, begin = self.slots_per_env, self._begin
-            bad = is_last[env_index * slots + (offset + begin) % slots].nonzero()[0]
+            slots = self.slots_per_env
+            slot = (offset + begin) % slots if begin else offset
+            bad = is_last[env_index * slots + slot].nonzero()[0]
             assert len(bad) < count or self._has_start(), "too few rows to sample"
             while len(bad):
                 env_index[bad], offset[bad] = self._draw_any(len(bad))
                 bad = bad[is_last[env_index[bad] * slots + (offset[bad] + begin) % slots]]
-        return env_index, offset + self._begin
+        return env_index, offset + begin if begin else offset
 
     def _draw_any(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         flat = self._random.integers(0, self.num_envs * self._num_starts, count)
@@ -296,10 +300,7 @@ class Replay:
         return batch
 
     def _time_at(self, slot: np.ndarray) -> np.ndarray:
-        first_slot = self._begin % self.slots_per_env
-        if first_slot == 0:  # until the ring is full
-            return slot + self._begin
-        return slot + (self._begin - first_slot) + (slot < first_slot) * self.slots_per_env
+        return slot if self._begin == 0 else self._begin + (slot - self._begin) % self.slots_per_env
 
     def _index_of(self, env_index: np.ndarray, time: np.ndarray) -> Tensor:
         """One number per row, never given twice: a batch's `index [B]` names its rows also after the ring moved on."""
@@ -336,7 +337,7 @@ class Replay:
             "slots_per_env": self.slots_per_env,
             "answered": self._answered,
             "forgotten": self._forgotten,
-            "pending_keys": list(self._pending_keys),
+            "pending_keys": list(self._pending),
             "bfloat16_keys": sorted(self._bfloat16_keys),
             **self._get_rows(),
             "random": _as_plain(self._random.bit_generator.state),
@@ -348,7 +349,7 @@ class Replay:
         if self._archive is None:
             return {"rows": self._ring.get_rows(min(self._end, self.slots_per_env)), "log": None, "pending": {}}
         slot = self._answered % self.slots_per_env
-        pending = self._ring.get_slots(slot, slot + 1) if self._pending_keys else {}
+        pending = self._ring.get_slots(slot, slot + 1) if self._pending else {}
         return {
             "rows": {},
             "log": self._archive.save(begin=self._begin, end=self._answered),
@@ -363,10 +364,14 @@ class Replay:
                 f"{here[1]}: continue with num_envs {stored[0]} and capacity_rows {stored[0] * stored[1]}."
             )
         self._answered, self._forgotten = state["answered"], state["forgotten"]
-        self._pending_keys = tuple(state["pending_keys"])
-        self._pending, self._waiting, self._registered, self._ready_between = {}, [], self._end, None
+        self._pending = dict.fromkeys(state["pending_keys"], torch.empty(0))  # read from the ring once it is there
+        self._waiting, self._registered, self._ready_between = [], self._end, None
         self._bfloat16_keys = set(state["bfloat16_keys"])
         self._set_rows(state)
+        if self._pending:
+            slot = np.full(self.num_envs, self._answered % self.slots_per_env)
+            rows = self._read(np.arange(self.num_envs), slot, 1)
+            self._pending, self._is_pending_stored = {key: rows[key][:, 0] for key in self._pending}, True
         self._random.bit_generator.state = _as_numpy(state["random"])
         if self._priorities is not None:
             self._priorities.set_state(state["priorities"])
@@ -458,7 +463,8 @@ class ReplayBuffer(Replay):
         self._ahead = list(zip(batches, states, strict=True))[::-1]
 
     def _rows_from(self, env_index: np.ndarray, time: np.ndarray) -> Batch:
-        return self._read(env_index, time % self.slots_per_env, self.sequence_length)
+        slot = time % self.slots_per_env if self._begin else time  # until the ring is full, they are the same
+        return self._read(env_index, slot, self.sequence_length)
 
     def get_state(self) -> StateTree:
         state = super().get_state()

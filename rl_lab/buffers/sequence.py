@@ -63,10 +63,6 @@ class SequenceReplay(Replay):
                 num_envs=self.num_envs, slots_per_env=self.slots_per_env, alpha=self.alpha, epsilon=self.epsilon
             )
 
-    @property
-    def wants_priorities(self) -> bool:
-        return self._priorities is not None
-
     def _rows_stored(self, begin: int, end: int) -> None:
         super()._rows_stored(begin, end)
         if self.online_queue:

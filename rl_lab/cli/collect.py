@@ -1,4 +1,15 @@
-"""`rl-lab collect`: write a dataset from a run's policy, or from the random one."""
+"""Write a dataset from a run's policy, or from the random one. A phase of type offline learns from it.
+
+RUN is an id, a unique prefix, a path, @last, @best or @best:ENVIRONMENT; `random` acts at random in --env, and takes
+settings of the environment as key=value.
+
+examples:
+  rl-lab collect random --env CartPole-v1 --steps 10000 --output data/cartpole
+  rl-lab collect @best --episodes 100 --mode eval --output data/expert
+  rl-lab collect @last --steps 50000                              into the run's own folder, episodes/
+  rl-lab collect random --env FrozenLake-v1 --steps 5000 --output data/ice +environment.kwargs.is_slippery=false
+  rl-lab collect random --env CartPole-v1 --episodes 50 --format minari --output cartpole/random-v0
+"""
 
 from __future__ import annotations
 
@@ -8,53 +19,26 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from rl_lab.cli.parsing import (
-    Parser,
-    UsageError,
-    add_json,
-    add_policy,
-    add_quiet,
-    add_runs_dir,
-    chosen,
-    one_name,
-    positive,
-)
-from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
-
-DESCRIPTION = """Write a dataset from a run's policy, or from the random one. A phase of type offline learns from it.
-
-RUN is an id, a unique prefix, a path, @last, @best or @best:ENVIRONMENT; `random` acts at random in --env, and takes
-settings of the environment as key=value."""
-
-EXAMPLES = """
-rl-lab collect random --env CartPole-v1 --steps 10000 --output data/cartpole
-rl-lab collect @best --episodes 100 --mode eval --output data/expert
-rl-lab collect @last --steps 50000                              into the run's own folder, episodes/
-rl-lab collect random --env FrozenLake-v1 --steps 5000 --output data/ice +environment.kwargs.is_slippery=false
-rl-lab collect random --env CartPole-v1 --episodes 50 --format minari --output cartpole/random-v0
-"""
+from rl_lab.cli.parsing import JSON, POLICY, RUNS_DIR, UsageError, argument, chosen, one_name, positive, quiet
+from rl_lab.cli.printing import answer, fields, format_value, only_json_on_stdout
 
 _SECONDS_BETWEEN_PROGRESS = 0.2
 
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("words", nargs="+", metavar="RUN | random", help="whose policy acts")
-    parser.add_argument("--env", metavar="ID", help="with random: a Gymnasium id, also package:Env-v0")
-    parser.add_argument("--steps", type=positive, metavar="N", help="agent steps to take, in all environments together")
-    parser.add_argument("--episodes", type=positive, metavar="N", help="whole episodes to play instead")
-    parser.add_argument("--output", metavar="PATH", help="the dataset's folder; its id with --format minari")
-    parser.add_argument("--format", choices=["npz", "minari"], default="npz", help="of the files (default: npz)")
-    parser.add_argument(
-        "--mode", choices=["train", "eval"], default="train", help="with or without exploration (default: train)"
-    )
-    parser.add_argument("--num-envs", type=positive, metavar="N", help="played at once (default: the run's; random: 8)")
-    add_policy(parser)
-    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
-    add_runs_dir(parser)
-    add_json(parser)
-    add_quiet(parser, "print only where the dataset is")
-    return parser
+ARGUMENTS = (
+    argument("words", nargs="+", metavar="RUN | random", help="whose policy acts"),
+    argument("--env", metavar="ID", help="with random: a Gymnasium id, also package:Env-v0"),
+    argument("--steps", type=positive, metavar="N", help="agent steps to take, in all environments together"),
+    argument("--episodes", type=positive, metavar="N", help="whole episodes to play instead"),
+    argument("--output", metavar="PATH", help="the dataset's folder; its id with --format minari"),
+    argument("--format", choices=["npz", "minari"], default="npz", help="of the files (default: npz)"),
+    argument("--mode", choices=["train", "eval"], default="train", help="with or without exploration (default: train)"),
+    argument("--num-envs", type=positive, metavar="N", help="played at once (default: the run's; random: 8)"),
+    *POLICY,
+    argument("--overwrite", action="store_true", help="replace a dataset that is there"),
+    RUNS_DIR,
+    JSON,
+    quiet("print only where the dataset is"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,13 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
             **chosen(arguments, *names, "runs_dir", "trust"),
         )
     facts = asdict(written)
-    if arguments.json:
-        print_json(facts)
-    elif arguments.quiet:
-        print(written.dataset)
-    else:
-        print("{}: {}, played by {}".format(*map(format_value, (written.path, written.environment, written.source))))
-        print(fields((name, facts[name]) for name in facts if name not in ("path", "environment", "source")))
+    text = "{}: {}, played by {}\n".format(*map(format_value, (written.path, written.environment, written.source)))
+    text += fields((name, facts[name]) for name in facts if name not in ("path", "environment", "source"))
+    answer(arguments, facts, text, brief=[written.dataset])
     return 0
 
 

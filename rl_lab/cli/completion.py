@@ -1,4 +1,11 @@
-"""`rl-lab completion`: completion scripts for bash, zsh and fish, generated from the parsers themselves."""
+"""Print a completion script. Commands, options and choices are in it; experiment names are asked for once
+per shell, and runs are read from ./runs.
+
+examples:
+  eval "$(rl-lab completion bash)"                                    this shell; or put the line into ~/.bashrc
+  eval "$(rl-lab completion zsh)"                                     after compinit, in ~/.zshrc
+  rl-lab completion fish > ~/.config/fish/completions/rl-lab.fish
+"""
 
 from __future__ import annotations
 
@@ -6,41 +13,12 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rl_lab.cli.parsing import Parser
+from rl_lab.cli.parsing import argument
 
-DESCRIPTION = """Print a completion script. Commands, options and choices are in it; experiment names are asked for once
-per shell, and runs are read from ./runs."""
-
-EXAMPLES = """
-eval "$(rl-lab completion bash)"                                    this shell; or put the line into ~/.bashrc
-eval "$(rl-lab completion zsh)"                                     after compinit, in ~/.zshrc
-rl-lab completion fish > ~/.config/fish/completions/rl-lab.fish
-"""
-
-# What a command's free words are: a shell function of this name (see the templates) lists them.
 FREE_WORDS = {
-    "train": "experiments",
-    "tune": "experiments",
-    "resume": "runs",
-    "evaluate": "runs",
-    "play": "runs",
-    "dream": "runs",
-    "collect": "runs",
-    "show": "runs",
-    "verify": "runs",
-    "config": "experiments",
-}
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("shell", choices=list(SHELLS), help="which shell to write for")
-    return parser
-
-
-def run(arguments: argparse.Namespace) -> int:
-    print(SHELLS[arguments.shell](describe_commands()), end="")
-    return 0
+    "RUN": "runs",
+    "EXPERIMENT": "experiments",
+}  # shown so in a usage line -> the shell function that lists them
 
 
 @dataclass(frozen=True)
@@ -70,34 +48,35 @@ class CommandWords:
 
 def describe_commands() -> list[CommandWords]:
     """Ask every command's parser what it understands."""
-    from rl_lab.cli.main import SUMMARIES, command_module
+    from rl_lab.cli.main import SUMMARIES, command_module, parser_of
 
     described = []
     for name, summary in SUMMARIES.items():
-        module = command_module(name)
-        parser = module.build_parser(f"rl-lab {name}")
-        options = {option.spellings: option for option in _options(parser)}
-        words = tuple(getattr(module, "ACTIONS", ())) + tuple(_positional_choices(parser))
-        described.append(CommandWords(name, summary, tuple(options.values()), words, FREE_WORDS.get(name, "")))
+        actions = list(_actions(parser_of(name)))
+        options = {option.spellings: option for option in map(_option, actions) if option.spellings}
+        positional = [action for action in actions if not action.option_strings]
+        choices = [str(choice) for action in positional for choice in action.choices or ()]
+        words = (*getattr(command_module(name), "ACTIONS", ()), *choices)
+        shown = [str(action.metavar).split(" ")[0] for action in positional]
+        free = next((FREE_WORDS[word] for word in shown if word in FREE_WORDS), "")
+        described.append(CommandWords(name, summary, tuple(options.values()), words, free))
     return described
 
 
-def _options(parser: argparse.ArgumentParser) -> Iterator[Option]:
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """What a parser and those of its actions understand."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for child in action.choices.values():
-                yield from _options(child)
-        elif action.option_strings:
-            takes_value = action.nargs != 0
-            choices = tuple(str(choice) for choice in action.choices or ())
-            help_line = (action.help or "").replace("%(default)s", str(action.default))
-            yield Option(tuple(action.option_strings), takes_value, choices, help_line)
+                yield from _actions(child)
+        else:
+            yield action
 
 
-def _positional_choices(parser: argparse.ArgumentParser) -> Iterator[str]:
-    for action in parser._actions:
-        if not action.option_strings and action.choices and not isinstance(action, argparse._SubParsersAction):
-            yield from (str(choice) for choice in action.choices)
+def _option(action: argparse.Action) -> Option:
+    help_line = (action.help or "").replace("%(default)s", str(action.default))
+    choices = tuple(str(choice) for choice in action.choices or ())
+    return Option(tuple(action.option_strings), action.nargs != 0, choices, help_line)
 
 
 # --- bash --------------------------------------------------------------------------------------
@@ -247,3 +226,9 @@ def _quoted(text: str) -> str:
 
 
 SHELLS = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
+ARGUMENTS = (argument("shell", choices=list(SHELLS), help="which shell to write for"),)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    print(SHELLS[arguments.shell](describe_commands()), end="")
+    return 0

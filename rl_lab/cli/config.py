@@ -1,4 +1,16 @@
-"""`rl-lab config`: what a key means, whether experiments hold together, how two configs differ."""
+"""Find your way through the settings.
+
+  config explain KEY [EXPERIMENT]         what a key means, its value, where it was set
+  config check [EXPERIMENT ...] [--all]   build experiments without training; report what is wrong
+  config diff A B                         what differs between two experiments or runs
+
+examples:
+  rl-lab config explain algorithm.clip_range
+  rl-lab config explain training.phases ppo_cartpole
+  rl-lab config check --all
+  rl-lab config diff ppo_cartpole ppo_acrobot
+  rl-lab config diff @last ppo_cartpole
+"""
 
 from __future__ import annotations
 
@@ -8,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.cli.parsing import (
-    Parser,
+    CONFIG_DIR,
+    JSON,
+    RUNS_DIR,
     UsageError,
-    add_config_dir,
-    add_json,
-    add_runs_dir,
+    argument,
     nearest,
     one_name,
     runs_dir_of,
@@ -20,46 +32,36 @@ from rl_lab.cli.parsing import (
 )
 from rl_lab.cli.printing import fields, only_json_on_stdout, print_json, table
 
-ACTIONS = ("explain", "check", "diff")
+WORDS = argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="(default: the default run)")
+ACTIONS = {
+    "explain": (
+        "what a key means, its value, where it was set",
+        [argument("key", metavar="KEY", help="a dotted path: algorithm.discount"), WORDS],
+    ),
+    "check": (
+        "build experiments without training; report what is wrong",
+        [WORDS, argument("--all", action="store_true", help="every experiment")],
+    ),
+    "diff": (
+        "what differs between two experiments or runs",
+        [
+            argument("left", metavar="A", help="an experiment, ENV:ALGORITHM, or a run"),
+            argument("right", metavar="B", help="the same"),
+            RUNS_DIR,
+        ],
+    ),
+}
 
-DESCRIPTION = """Find your way through the settings.
 
-  config explain KEY [EXPERIMENT]         what a key means, its value, where it was set
-  config check [EXPERIMENT ...] [--all]   build experiments without training; report what is wrong
-  config diff A B                         what differs between two experiments or runs"""
-
-EXAMPLES = """
-rl-lab config explain algorithm.clip_range
-rl-lab config explain training.phases ppo_cartpole
-rl-lab config check --all
-rl-lab config diff ppo_cartpole ppo_acrobot
-rl-lab config diff @last ppo_cartpole
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    actions = parser.add_subparsers(dest="action", metavar="explain | check | diff", required=True)
-
-    explain = actions.add_parser("explain", help="what a key means, its value, where it was set")
-    explain.add_argument("key", metavar="KEY", help="a dotted path: algorithm.discount")
-    explain.add_argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="(default: the default run)")
-
-    check = actions.add_parser("check", help="build experiments without training; report what is wrong")
-    check.add_argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="(default: the default run)")
-    check.add_argument("--all", action="store_true", help="every experiment")
-
-    diff = actions.add_parser("diff", help="what differs between two experiments or runs")
-    diff.add_argument("left", metavar="A", help="an experiment, ENV:ALGORITHM, or a run")
-    diff.add_argument("right", metavar="B", help="the same")
-    add_runs_dir(diff)
-
-    for name, action in (("explain", explain), ("check", check), ("diff", diff)):
-        action.prog = f"{prog} {name}"
+def _add_actions(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar=" | ".join(ACTIONS), required=True)
+    for name, (summary, own) in ACTIONS.items():
+        action = actions.add_parser(name, help=summary, arguments=[*own, CONFIG_DIR, JSON])
+        action.prog = f"{parser.prog} {name}"
         action.set_defaults(parser=action)
-        add_config_dir(action)
-        add_json(action)
-    return parser
+
+
+ARGUMENTS = (_add_actions,)
 
 
 def run(arguments: argparse.Namespace) -> int:

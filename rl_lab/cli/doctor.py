@@ -1,4 +1,11 @@
-"""`rl-lab doctor`: look at the installation and the machine, and say how to mend what is wrong."""
+"""Check Python, packages, devices, rendering and the disk. Each line is ok, warn or fail, with a cure.
+Exit code 1 when something failed.
+
+examples:
+  rl-lab doctor
+  rl-lab doctor --runs-dir /data/runs
+  rl-lab doctor --json
+"""
 
 from __future__ import annotations
 
@@ -16,18 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from rl_lab.cli.parsing import Parser, add_json, add_quiet, add_runs_dir, runs_dir_of
+from rl_lab.cli.parsing import JSON, RUNS_DIR, quiet, runs_dir_of
 from rl_lab.cli.printing import print_json
 from rl_lab.utils.processes import available_cores
-
-DESCRIPTION = """Check Python, packages, devices, rendering and the disk. Each line is ok, warn or fail, with a cure.
-Exit code 1 when something failed."""
-
-EXAMPLES = """
-rl-lab doctor
-rl-lab doctor --runs-dir /data/runs
-rl-lab doctor --json
-"""
 
 INSTALL = "pip install -c constraints.txt -e .   (or: make install)"
 GIB = 2**30
@@ -55,12 +53,11 @@ class Finding:
     cure: str = ""
 
 
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    add_runs_dir(parser)
-    add_json(parser)
-    add_quiet(parser, "print only what is not ok")
-    return parser
+ARGUMENTS = (
+    RUNS_DIR,
+    JSON,
+    quiet("print only what is not ok"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:

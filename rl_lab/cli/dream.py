@@ -1,37 +1,29 @@
-"""`rl-lab dream`: film what a run's world model predicts."""
+"""Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
+it predicts once it sees only the actions. A png beside the video shows reward, continue and value.
+
+examples:
+  rl-lab dream @last
+  rl-lab dream @best --horizon 90 --sequences 6 --output dream.mp4
+  rl-lab dream @last --context 200                                    let it watch 200 rows before it dreams
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_policy, add_quiet, add_run, chosen, positive
+from rl_lab.cli.parsing import POLICY, RUN, argument, chosen, positive, quiet
 from rl_lab.cli.printing import format_value
 
-DESCRIPTION = """Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
-it predicts once it sees only the actions. A png beside the video shows reward, continue and value."""
-
-EXAMPLES = """
-rl-lab dream @last
-rl-lab dream @best --horizon 90 --sequences 6 --output dream.mp4
-rl-lab dream @last --context 200                                    let it watch 200 rows before it dreams
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    add_run(parser)
-    parser.add_argument("--horizon", type=positive, default=45, metavar="N", help="rows dreamt (default: %(default)s)")
-    parser.add_argument(
-        "--context", type=positive, default=5, metavar="N", help="rows looked at before (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--sequences", type=positive, default=4, metavar="N", help="episodes side by side (default: %(default)s)"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="an mp4 (default: the run's videos/dream.mp4)")
-    add_policy(parser)
-    add_quiet(parser)
-    return parser
+ARGUMENTS = (
+    *RUN,
+    argument("--horizon", type=positive, default=45, metavar="N", help="rows dreamt (default: %(default)s)"),
+    argument("--context", type=positive, default=5, metavar="N", help="rows looked at before (default: %(default)s)"),
+    argument("--sequences", type=positive, default=4, metavar="N", help="episodes side by side (default: %(default)s)"),
+    argument("--output", type=Path, metavar="FILE", help="an mp4 (default: the run's videos/dream.mp4)"),
+    *POLICY,
+    quiet(),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:

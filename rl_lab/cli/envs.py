@@ -1,4 +1,16 @@
-"""`rl-lab envs`: search environments, describe one, check your own."""
+"""Environments: search all that are installed, describe one, or check your own.
+
+  envs [FILTER]     every id that contains FILTER
+  envs show ID      observation, actions, time limit, solved threshold
+  envs check ID     look for mistakes in an environment and say how to mend them
+
+ID is a Gymnasium id; package:Env-v0 imports `package` first.
+
+examples:
+  rl-lab envs cart
+  rl-lab envs show CartPole-v1
+  rl-lab envs check my_package:MyEnv-v0
+"""
 
 from __future__ import annotations
 
@@ -6,36 +18,20 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rl_lab.cli.parsing import Parser, UsageError, add_json, add_quiet
-from rl_lab.cli.printing import fields, only_json_on_stdout, print_json, table
+from rl_lab.cli.parsing import JSON, UsageError, argument, quiet
+from rl_lab.cli.printing import answer, fields, only_json_on_stdout, print_json, table
 
 if TYPE_CHECKING:
     from rl_lab.types import ActionSpec, ArraySpec
 
 ACTIONS = ("show", "check")
 
-DESCRIPTION = """Environments: search all that are installed, describe one, or check your own.
-
-  envs [FILTER]     every id that contains FILTER
-  envs show ID      observation, actions, time limit, solved threshold
-  envs check ID     look for mistakes in an environment and say how to mend them
-
-ID is a Gymnasium id; package:Env-v0 imports `package` first."""
-
-EXAMPLES = """
-rl-lab envs cart
-rl-lab envs show CartPole-v1
-rl-lab envs check my_package:MyEnv-v0
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("words", nargs="*", metavar="FILTER | show ID | check ID", help="what to look at")
-    parser.add_argument("--all-versions", action="store_true", help="also ids that a newer version replaces")
-    add_json(parser)
-    add_quiet(parser, "print the ids alone, one per line")
-    return parser
+ARGUMENTS = (
+    argument("words", nargs="*", metavar="FILTER | show ID | check ID", help="what to look at"),
+    argument("--all-versions", action="store_true", help="also ids that a newer version replaces"),
+    JSON,
+    quiet("print the ids alone, one per line"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,19 +50,14 @@ def _search(text: str, arguments: argparse.Namespace) -> int:
         from rl_lab import api
 
         found = api.list_environments(text, all_versions=arguments.all_versions)
-    if arguments.json:
-        print_json([asdict(info) for info in found])
-    elif arguments.quiet:
-        print("".join(f"{info.id}\n" for info in found), end="")
-    elif found:
-        headers = ("ENVIRONMENT", "SUITE", "TIME LIMIT", "SOLVED AT", "NATIVE VECTOR", "INSTALL")
-        rows = [
-            (info.id, info.suite, info.max_episode_steps, info.solved_return, info.has_native_vector, info.install)
-            for info in found
-        ]
-        print(table(headers, rows))
-    else:
-        print(f"No environment matches '{text}'. Your own is written package:Env-v0; all of them: rl-lab envs")
+    headers = ("ENVIRONMENT", "SUITE", "TIME LIMIT", "SOLVED AT", "NATIVE VECTOR", "INSTALL")
+    rows = [
+        (info.id, info.suite, info.max_episode_steps, info.solved_return, info.has_native_vector, info.install)
+        for info in found
+    ]
+    nothing = f"No environment matches '{text}'. Your own is written package:Env-v0; all of them: rl-lab envs"
+    shown = table(headers, rows) if found else nothing
+    answer(arguments, [asdict(info) for info in found], shown, brief=[info.id for info in found])
     return 0
 
 

@@ -1,31 +1,27 @@
-"""`rl-lab evaluate`: score a run's policy over whole episodes."""
+"""Score a run's policy, acting without exploration, over whole episodes in environments of its own.
+
+examples:
+  rl-lab evaluate @last
+  rl-lab evaluate @best --episodes 20 --video best.mp4
+  rl-lab evaluate 20260101-1200 --checkpoint best --json
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from rl_lab.cli.parsing import Parser, add_json, add_policy, add_quiet, add_run, chosen, positive, runs_dir_of
-from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
+from rl_lab.cli.parsing import JSON, POLICY, RUN, argument, chosen, positive, quiet, runs_dir_of
+from rl_lab.cli.printing import answer, fields, format_value, only_json_on_stdout
 
-DESCRIPTION = """Score a run's policy, acting without exploration, over whole episodes in environments of its own."""
-
-EXAMPLES = """
-rl-lab evaluate @last
-rl-lab evaluate @best --episodes 20 --video best.mp4
-rl-lab evaluate 20260101-1200 --checkpoint best --json
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    add_run(parser)
-    parser.add_argument("--episodes", type=positive, default=100, metavar="N", help="how many (default: %(default)s)")
-    add_policy(parser)
-    parser.add_argument("--video", type=Path, metavar="FILE", help="record an episode as mp4")
-    add_json(parser)
-    add_quiet(parser, "print only the mean return")
-    return parser
+ARGUMENTS = (
+    *RUN,
+    argument("--episodes", type=positive, default=100, metavar="N", help="how many (default: %(default)s)"),
+    *POLICY,
+    argument("--video", type=Path, metavar="FILE", help="record an episode as mp4"),
+    JSON,
+    quiet("print only the mean return"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,15 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         directory = resolve_run(arguments.run, runs_dir_of(arguments))
         options = chosen(arguments, "episodes", "checkpoint", "seed", "video", "trust")
         scores = api.evaluate(directory.path, **options)
-    if arguments.json:
-        print_json(
-            {"run": directory.id, "checkpoint": arguments.checkpoint, "episodes": arguments.episodes, "scores": scores}
-        )
-    elif arguments.quiet:
-        print(scores["eval/episode_return_mean"])
-    else:
-        print(f"{format_value(directory.id)}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes")
-        print(fields(scores.items()))
-        if arguments.video:
-            print(f"  video: {arguments.video}")
+    text = f"{format_value(directory.id)}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes\n"
+    text += fields(scores.items()) + (f"\n  video: {arguments.video}" if arguments.video else "")
+    facts = {"run": directory.id, **chosen(arguments, "checkpoint", "episodes"), "scores": scores}
+    answer(arguments, facts, text, brief=[str(scores["eval/episode_return_mean"])])
     return 0

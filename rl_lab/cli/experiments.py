@@ -1,31 +1,27 @@
-"""`rl-lab experiments`: the names `rl-lab train` knows."""
+"""The named experiments, shipped and your own (./configs/experiment/*.yaml).
+
+For an environment without one: rl-lab train ENV:ALGORITHM, or ENV:EXPERIMENT for one made for any.
+
+examples:
+  rl-lab experiments
+  rl-lab experiments cartpole
+  rl-lab experiments --json
+"""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 
-from rl_lab.cli.parsing import Parser, add_config_dir, add_json, add_quiet
-from rl_lab.cli.printing import print_json, table
+from rl_lab.cli.parsing import CONFIG_DIR, JSON, argument, quiet
+from rl_lab.cli.printing import answer, table
 
-DESCRIPTION = """The named experiments, shipped and your own (./configs/experiment/*.yaml).
-
-For an environment without one: rl-lab train ENV:ALGORITHM, or ENV:EXPERIMENT for one made for any."""
-
-EXAMPLES = """
-rl-lab experiments
-rl-lab experiments cartpole
-rl-lab experiments --json
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("filter", nargs="?", default="", metavar="FILTER", help="text that must stand in the line")
-    add_config_dir(parser)
-    add_json(parser)
-    add_quiet(parser, "print the names alone, one per line")
-    return parser
+ARGUMENTS = (
+    argument("filter", nargs="?", default="", metavar="FILTER", help="text that must stand in the line"),
+    CONFIG_DIR,
+    JSON,
+    quiet("print the names alone, one per line"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,13 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = arguments.filter.lower()
     known = list_experiments(config_dir=arguments.config_dir)
     found = [experiment for experiment in known if wanted in " ".join(asdict(experiment).values()).lower()]
-    if arguments.json:
-        print_json([asdict(experiment) for experiment in found])
-    elif arguments.quiet:
-        print("".join(f"{experiment.name}\n" for experiment in found), end="")
-    elif found:
-        rows = [(each.name, each.algorithm, each.environment, each.description) for each in found]
-        print(table(("EXPERIMENT", "ALGORITHM", "ENVIRONMENT", "ABOUT"), rows))
-    else:
-        print(f"No experiment matches '{arguments.filter}'. All of them: rl-lab experiments")
+    text = table(("EXPERIMENT", "ALGORITHM", "ENVIRONMENT", "ABOUT"), map(astuple, found))
+    nothing = f"No experiment matches '{arguments.filter}'. All of them: rl-lab experiments"
+    answer(arguments, [asdict(each) for each in found], text if found else nothing, brief=[each.name for each in found])
     return 0

@@ -16,8 +16,9 @@ from rl_lab.cli.parsing import Parser, UsageError, nearest
 from rl_lab.cli.printing import give_up_if_broken, open_closed_streams, say
 from rl_lab.utils.text import printable
 
-# Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or
-# standard modules are spelled out in MODULES) and has `build_parser(prog)` and `run(arguments) -> int`.
+# Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or standard modules
+# are spelled out in MODULES), whose docstring is its help, and which has ARGUMENTS, `run(arguments) -> int`
+# and, where its words are not read as usual, PARSER.
 COMMANDS = {
     "train and use": {
         "train": "train an agent: an experiment, ENV:ALGORITHM, or the default run",
@@ -28,6 +29,7 @@ COMMANDS = {
         "play": "watch a run's policy, in a window or as mp4",
         "dream": "film what a run's world model predicts beside what happens",
         "collect": "write a dataset from a run's policy, or from the random one",
+        "export-policy": "write a run's policy as one file that acts without RL Lab",
     },
     "look at runs": {
         "list": "the runs on this machine, newest first",
@@ -45,7 +47,7 @@ COMMANDS = {
     },
 }
 SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in group.items()}
-MODULES = {"list": "list_runs"}
+MODULES = {"list": "list_runs", "export-policy": "export_policy"}
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
@@ -81,6 +83,13 @@ def command_module(name: str) -> ModuleType:
     return import_module(f"rl_lab.cli.{MODULES.get(name, name)}")
 
 
+def parser_of(name: str) -> Parser:
+    """What reads the words after `rl-lab NAME`."""
+    module = command_module(name)
+    kind: type[Parser] = getattr(module, "PARSER", Parser)
+    return kind(f"rl-lab {name}", module.__doc__, module.ARGUMENTS)
+
+
 def _dispatch(words: list[str]) -> int:
     while words and words[0] == "--debug":
         words = words[1:]
@@ -101,9 +110,7 @@ def _dispatch(words: list[str]) -> int:
         kind = "option" if name.startswith("-") else "command"
         known = " ".join(SUMMARIES)
         raise UsageError(f"unknown {kind} '{name}'.{nearest(name, SUMMARIES)}\n  Commands: {known}")
-    module = command_module(name)
-    parser: Parser = module.build_parser(f"rl-lab {name}")
-    exit_code: int = module.run(parser.parse(words[1:]))
+    exit_code: int = command_module(name).run(parser_of(name).parse(words[1:]))
     return exit_code
 
 
@@ -111,7 +118,7 @@ def _help() -> str:
     lines = ["usage: rl-lab COMMAND [options]", ""]
     lines += ["Train reinforcement-learning agents from one YAML, and never lose a run."]
     for heading, group in COMMANDS.items():
-        lines += ["", f"{heading}:"] + [f"  {name:<12} {summary}" for name, summary in group.items()]
+        lines += ["", f"{heading}:"] + [f"  {name:<13} {summary}" for name, summary in group.items()]
     lines += [
         "",
         "start here:",

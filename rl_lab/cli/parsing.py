@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+Argument = Callable[[argparse.ArgumentParser], object]  # adds itself to a parser
 DEFAULT_RUNS_DIR = Path("runs")
 EXPERIMENT_KEYS = ("+experiment", "experiment")  # the long spelling of the positional EXPERIMENT
 
@@ -24,19 +25,26 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that reports mistakes the way the rest of RL Lab does and never guesses abbreviations."""
+    """An argparse parser that reports mistakes the way the rest of RL Lab does and never guesses abbreviations.
 
-    def __init__(self, prog: str | None = None, *, description: str = "", examples: str = "", **others: Any) -> None:
-        epilog = f"examples:\n{_indent(examples)}" if examples else None
+    `text` is a command's docstring: what it does, then its `examples:`, which come last in its help.
+    """
+
+    def __init__(
+        self, prog: str | None = None, text: str | None = None, arguments: Iterable[Argument] = (), **others: Any
+    ) -> None:
+        description, _, examples = (text or "").rstrip().partition("\n\nexamples:\n")
         super().__init__(
             prog=prog,
             description=description,
-            epilog=epilog,
+            epilog=f"examples:\n{examples}" if examples else None,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             **others,  # what argparse itself hands to the parsers of actions
         )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error (or RL_LAB_DEBUG=1)")
+        for add in arguments:
+            add(self)
 
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
@@ -84,47 +92,14 @@ def one_name(words: Iterable[str], what: str) -> tuple[str | None, list[str]]:
     return (names[0] if names else None), overrides
 
 
-def add_runs_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs-dir", type=Path, metavar="DIR", help="where runs live (default: ./runs)")
-
-
 def runs_dir_of(arguments: argparse.Namespace) -> Path:
     """Where the commands that read runs look for them."""
     return arguments.runs_dir or DEFAULT_RUNS_DIR
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT")
-    add_runs_dir(parser)
-
-
-def add_policy(parser: argparse.ArgumentParser) -> None:
-    """How a run's policy is loaded and where it acts."""
-    parser.add_argument("--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: latest)")
-    parser.add_argument("--seed", type=int, metavar="S", help="of policy and environments (default: the run's)")
-    add_trust(parser)
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    help_line = "a package that the run's config may import; can be repeated (docs/security.md)"
-    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=help_line)
-
-
 def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Some of the options, as keywords for the function that does the work."""
     return {name: getattr(arguments, name) for name in names}
-
-
-def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own configs (default: ./configs)")
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
-
-
-def add_quiet(parser: argparse.ArgumentParser, help: str = "print only warnings and errors") -> None:
-    parser.add_argument("-q", "--quiet", action="store_true", help=help)
 
 
 def positive(text: str) -> int:
@@ -138,5 +113,27 @@ def positive(text: str) -> int:
     return number
 
 
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.strip().splitlines())
+# --- arguments that several commands have ---
+
+
+def argument(*names: str, **settings: Any) -> Argument:
+    """What argparse's `add_argument` takes, for a parser that is made later."""
+    return lambda parser: parser.add_argument(*names, **settings)
+
+
+def quiet(help: str = "print only warnings and errors") -> Argument:
+    return argument("-q", "--quiet", action="store_true", help=help)
+
+
+RUNS_DIR = argument("--runs-dir", type=Path, metavar="DIR", help="where runs live (default: ./runs)")
+CONFIG_DIR = argument("--config-dir", type=Path, metavar="DIR", help="your own configs (default: ./configs)")
+JSON = argument("--json", action="store_true", help="print JSON and nothing else on stdout")
+RUN = (argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT"), RUNS_DIR)
+TRUST_HELP = "a package that the run's config may import; can be repeated (docs/security.md)"
+TRUST = argument("--trust", action="append", default=[], metavar="PACKAGE", help=TRUST_HELP)
+CHECKPOINT = argument("--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: latest)")
+POLICY = (  # how a run's policy is loaded and where it acts
+    CHECKPOINT,
+    argument("--seed", type=int, metavar="S", help="of policy and environments (default: the run's)"),
+    TRUST,
+)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,6 +53,16 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8"))
 
 
+def answer(arguments: argparse.Namespace, facts: object, text: str, *, brief: Sequence[str] = ()) -> None:
+    """What a command found: as JSON, as lines for a script (-q), or as text for a person."""
+    if arguments.json:
+        print_json(facts)
+    elif getattr(arguments, "quiet", False):
+        print("".join(f"{line}\n" for line in brief), end="")
+    else:
+        print(text)
+
+
 def print_json(value: object) -> None:
     """One JSON document. NaN and infinity, which JSON has no words for, become null."""
     print(printable(json.dumps(plain(value), indent=2, ensure_ascii=False), keep="\n"))
@@ -74,14 +85,9 @@ def plain(value: object) -> Any:
     return str(value)
 
 
-@contextmanager
-def only_json_on_stdout(enabled: bool) -> Iterator[None]:
+def only_json_on_stdout(enabled: bool) -> AbstractContextManager[object]:
     """While enabled, what libraries print goes to stderr, so that stdout holds the JSON alone."""
-    if not enabled:
-        yield
-        return
-    with redirect_stdout(sys.stderr):
-        yield
+    return redirect_stdout(sys.stderr) if enabled else nullcontext()
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

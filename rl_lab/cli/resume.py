@@ -1,38 +1,32 @@
-"""`rl-lab resume`: go on with a run, bit for bit, or start a new one from its weights."""
+"""Continue a run from its newest intact checkpoint. In mode `exact` the result is the same, bit for
+bit, as if it had never stopped.
+
+  exact                 the same run goes on: weights, optimiser, environments in mid-episode, random state (default)
+  warm_start            a new run begins with its weights and normalisers; overrides are allowed
+  warm_start_optimizer  like warm_start, with the optimiser's state
+
+examples:
+  rl-lab resume @last
+  rl-lab resume 20260101-1200                                   a unique prefix of an id is enough
+  rl-lab resume @best --mode warm_start seed=7                  a new run that begins with its weights
+  rl-lab resume @last --mode warm_start_optimizer training.phases.train.duration_steps=500000
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from rl_lab.cli.parsing import Parser, UsageError, add_quiet, add_run, add_trust, chosen, split_words
+from rl_lab.cli.parsing import RUN, TRUST, UsageError, argument, chosen, quiet, split_words
 from rl_lab.cli.printing import end_training
 
-MODES = {
-    "exact": "the same run goes on: weights, optimiser, environments in mid-episode, random state (default)",
-    "warm_start": "a new run begins with its weights and normalisers; overrides are allowed",
-    "warm_start_optimizer": "like warm_start, with the optimiser's state",
-}
-DESCRIPTION = """Continue a run from its newest intact checkpoint. In mode `exact` the result is the same, bit for
-bit, as if it had never stopped.
-
-""" + "\n".join(f"  {name:<22}{meaning}" for name, meaning in MODES.items())
-
-EXAMPLES = """
-rl-lab resume @last
-rl-lab resume 20260101-1200                                   a unique prefix of an id is enough
-rl-lab resume @best --mode warm_start seed=7                  a new run that begins with its weights
-rl-lab resume @last --mode warm_start_optimizer training.phases.train.duration_steps=500000
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    add_run(parser)
-    parser.add_argument("words", nargs="*", metavar="key=value", help="settings to change (mode exact: only some)")
-    parser.add_argument("--mode", choices=list(MODES), default="exact", help="how much to carry over (see above)")
-    add_trust(parser)
-    add_quiet(parser, "print only the run's id, warnings and errors")
-    return parser
+MODES = ("exact", "warm_start", "warm_start_optimizer")
+ARGUMENTS = (
+    *RUN,
+    argument("words", nargs="*", metavar="key=value", help="settings to change (mode exact: only some)"),
+    argument("--mode", choices=MODES, default="exact", help="how much to carry over (see above)"),
+    TRUST,
+    quiet("print only the run's id, warnings and errors"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:

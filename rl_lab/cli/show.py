@@ -1,4 +1,9 @@
-"""`rl-lab show`: everything worth knowing about one run on one screen."""
+"""One run: what it is, how far it came, its scores and where its files lie.
+
+examples:
+  rl-lab show @last
+  rl-lab show 20260101-1200 --json
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_lab.cli.parsing import Parser, add_json, add_run, runs_dir_of
-from rl_lab.cli.printing import fields, format_value, print_json
+from rl_lab.cli.parsing import JSON, RUN, runs_dir_of
+from rl_lab.cli.printing import answer, fields, format_value
 from rl_lab.utils.formatting import sparkline
 
 if TYPE_CHECKING:
@@ -17,19 +22,10 @@ if TYPE_CHECKING:
 CURVES = {"training return": "collect/episode_return_mean", "evaluation return": "eval/episode_return_mean"}
 CURVE_WIDTH = 48
 
-DESCRIPTION = """One run: what it is, how far it came, its scores and where its files lie."""
-
-EXAMPLES = """
-rl-lab show @last
-rl-lab show 20260101-1200 --json
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    add_run(parser)
-    add_json(parser)
-    return parser
+ARGUMENTS = (
+    *RUN,
+    JSON,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,10 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     directory = resolve_run(arguments.run, runs_dir_of(arguments))
     facts = gather(directory)
-    if arguments.json:
-        print_json(facts)
-    else:
-        print(describe(facts))
+    answer(arguments, facts, "" if arguments.json else describe(facts))
     return 0
 
 

@@ -1,59 +1,62 @@
-"""`rl-lab sweep`: search for good settings, resumable at any instant; `sweep show` looks at what was found."""
+"""Search for good settings: grid, random or Bayesian (docs/sweeps.md says what stands in the file).
+
+  sweep FILE.yaml [key=value ...]   start, or go on where it was stopped or killed (same name: same sweep)
+  sweep show NAME                   the trials, the best, what each parameter explains, and pictures
+
+examples:
+  rl-lab sweep my_sweep.yaml
+  rl-lab sweep my_sweep.yaml environment.num_envs=8 --jobs 4
+  rl-lab sweep my_sweep.yaml --trials 100            more trials for a sweep that has ended
+  rl-lab sweep show my_sweep
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from rl_lab.cli.parsing import (
-    Parser,
+    CONFIG_DIR,
+    JSON,
+    RUNS_DIR,
     UsageError,
-    add_config_dir,
-    add_json,
-    add_quiet,
-    add_runs_dir,
+    argument,
     nearest,
     positive,
+    quiet,
     runs_dir_of,
     split_words,
 )
 
+
+def _minutes(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+    return number
+
+
 ACTIONS = ("show",)
-
-DESCRIPTION = """Search for good settings: grid, random or Bayesian (docs/sweeps.md says what stands in the file).
-
-  sweep FILE.yaml [key=value ...]   start, or go on where it was stopped or killed (same name: same sweep)
-  sweep show NAME                   the trials, the best, what each parameter explains, and pictures"""
-
-EXAMPLES = """
-rl-lab sweep my_sweep.yaml
-rl-lab sweep my_sweep.yaml environment.num_envs=8 --jobs 4
-rl-lab sweep my_sweep.yaml --trials 100            more trials for a sweep that has ended
-rl-lab sweep show my_sweep
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("words", nargs="*", metavar="FILE.yaml | show NAME | key=value", help="what to do")
-    parser.add_argument("--name", metavar="NAME", help="of the sweep (default: the file's name)")
-    add_search_options(parser)
-    add_json(parser)
-    return parser
-
-
-def add_search_options(parser: Parser) -> None:
-    """What `sweep` and `tune` share."""
-    parser.add_argument("--trials", type=positive, metavar="N", help="how many sets of parameters to try in all")
-    parser.add_argument("--minutes", type=_minutes, metavar="M", help="stop after so many minutes; the rest can follow")
-    parser.add_argument("--jobs", type=positive, metavar="K", help="trainings at a time (default: one per core)")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="best config (default: configs/experiment/NAME_best.yaml)"
-    )
-    add_runs_dir(parser)
-    add_config_dir(parser)
-    add_quiet(parser, "print only the best trial, warnings and errors")
+SEARCH = (  # what `sweep` and `tune` share
+    argument("--trials", type=positive, metavar="N", help="how many sets of parameters to try in all"),
+    argument("--minutes", type=_minutes, metavar="M", help="stop after so many minutes; the rest can follow"),
+    argument("--jobs", type=positive, metavar="K", help="trainings at a time (default: one per core)"),
+    argument(
+        "--output", dest="best_config", metavar="FILE", help="best config (default: configs/experiment/NAME_best.yaml)"
+    ),
+    RUNS_DIR,
+    CONFIG_DIR,
+    quiet("print only the best trial, warnings and errors"),
+)
+ARGUMENTS = (
+    argument("words", nargs="*", metavar="FILE.yaml | show NAME | key=value", help="what to do"),
+    argument("--name", metavar="NAME", help="of the sweep (default: the file's name)"),
+    *SEARCH,
+    JSON,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,15 +77,4 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_lab.cli.sweep_run import start
     from rl_lab.config.files import read
 
-    content: dict[str, Any] = {**read(file), **({"name": arguments.name} if arguments.name else {})}
-    return start(content, place=str(file), default_name=file.stem, overrides=overrides, arguments=arguments)
-
-
-def _minutes(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
-    return number
+    return start(read(file), place=str(file), default_name=file.stem, overrides=overrides, arguments=arguments)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_lab.cli.parsing import runs_dir_of
+from rl_lab.cli.parsing import chosen, runs_dir_of
 from rl_lab.cli.printing import format_value, say
 from rl_lab.cli.sweep_table import TrialTable
 from rl_lab.config.files import USER_CONFIGS, config_directories
@@ -37,10 +37,8 @@ def start(
     content: dict[str, Any], *, place: str, default_name: str, overrides: Sequence[str], arguments: argparse.Namespace
 ) -> int:
     """Start or resume the sweep that `content` describes; 0 when all its trials have ended."""
-    given = {name: getattr(arguments, name) for name in ("trials", "minutes", "jobs")}
+    given = chosen(arguments, "name", "trials", "minutes", "jobs", "best_config")
     content = {**content, **{name: value for name, value in given.items() if value is not None}}
-    if arguments.output is not None:
-        content["best_config"] = str(arguments.output)
     plan = read_plan(content, place=place, default_name=default_name, default_jobs=available_cores())
     plan = replace(plan, overrides=(*plan.overrides, *overrides))
     if plan.is_dependent:  # TPE, CMA-ES and pruners are Optuna's
@@ -50,7 +48,7 @@ def start(
         plan, recorded = _take_up(plan, directory, is_parallel_given="parallel" in content)
         table = TrialTable(plan, is_quiet=arguments.quiet)
         began = time.monotonic()
-        with _workers(plan, directory) as pool, table:
+        with closing(_workers(plan, directory)) as pool, table:
             if not recorded:
                 _check(plan, pool, arguments.config_dir)
             if not directory.exists() or directory.read()[0] != plan.as_dict():
@@ -70,12 +68,8 @@ def _take_up(
     if not is_parallel_given:  # it depends on the machine; the sweep keeps the one it began with
         plan = replace(plan, parallel=stored.get("parallel", plan.parallel))
     now, then = _facts(plan), _facts(stored_plan(stored))
-    changed = [
-        f"{name} was {then.get(name)}, now {now.get(name)}"
-        for name in {**then, **now}
-        if now.get(name) != then.get(name)
-    ]
-    if changed:
+    names = [name for name in {**then, **now} if now.get(name) != then.get(name)]
+    if changed := [f"{name} was {then.get(name)}, now {now.get(name)}" for name in names]:
         raise ConfigError(
             f"Sweep {plan.name} exists with other settings, so it cannot go on:\n  "
             + "\n  ".join(changed)
@@ -92,21 +86,15 @@ def _take_up(
 
 def _facts(plan: SweepPlan) -> dict[str, Any]:
     """What a resumed sweep must have in common with its beginning, one parameter at a time."""
-    facts = {name: value for name, value in plan.identity().items() if name != "parameters"}
-    facts["parameters"] = [parameter.key for parameter in plan.parameters]
-    return facts | {f"parameters.{parameter.key}": parameter.short() for parameter in plan.parameters}
+    parameters = {f"parameters.{parameter.key}": parameter.short() for parameter in plan.parameters}
+    return plan.identity() | {"parameters": [parameter.key for parameter in plan.parameters]} | parameters
 
 
-@contextmanager
-def _workers(plan: SweepPlan, directory: SweepDirectory) -> Iterator[Pool]:
+def _workers(plan: SweepPlan, directory: SweepDirectory) -> Pool:
     at_a_time = plan.trials * len(plan.seeds)
     if plan.is_dependent:
         at_a_time = min(at_a_time, plan.parallel * (1 if plan.pruner != "none" else len(plan.seeds)))
-    pool = Pool(WORK, min(plan.jobs, at_a_time), log_path=directory.log_path)
-    try:
-        yield pool
-    finally:
-        pool.close()
+    return Pool(WORK, min(plan.jobs, at_a_time), log_path=directory.log_path)
 
 
 def _sweep(
@@ -121,8 +109,6 @@ def _sweep(
 
     def payload(task: Task, is_reporting: bool) -> TrialRun:
         return TrialRun(
-            number=task.trial.number,
-            seed=task.seed,
             run_id=directory.run_id(task.trial.number, task.seed),
             experiment=plan.experiment,
             overrides=(*words_of(plan, task.trial.parameters), f"seed={task.seed}"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 from rl_lab.cli.printing import format_value, say
@@ -33,27 +32,22 @@ class TrialTable:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
 
     def show(self, trials: list[Trial]) -> None:
         if self._is_quiet:
             return
-        has_news = any(trial.has_ended and trial.number not in self._printed for trial in trials)
-        if self._live is not None:
-            if has_news or time.monotonic() - self._drawn > REFRESH_SECONDS:
-                self._live.update(self.render(trials), refresh=True)
-                self._drawn = time.monotonic()
-        for trial in trials:
-            if trial.has_ended and trial.number not in self._printed:
-                self._printed.add(trial.number)
-                if self._live is None:
-                    best = best_of(trials, self._plan)
-                    mark = "  best so far" if best is trial else ""
-                    say(line_of(trial, self._plan) + mark)
+        news = [trial for trial in trials if trial.has_ended and trial.number not in self._printed]
+        self._printed |= {trial.number for trial in news}
+        if self._live is None:
+            best = best_of(trials, self._plan)
+            for trial in news:
+                say(line_of(trial, self._plan) + ("  best so far" if trial is best else ""))
+        elif news or time.monotonic() - self._drawn > REFRESH_SECONDS:
+            self._live.update(self.render(trials), refresh=True)
+            self._drawn = time.monotonic()
 
     def render(self, trials: list[Trial]) -> Any:
         from rich.table import Table

@@ -1,47 +1,44 @@
-"""`rl-lab train`: from a name and a few overrides to a trained, resumable run; with -m, to many of them."""
+"""Train an agent. Without arguments: PPO on CartPole-v1, with a live display.
+
+EXPERIMENT is a name from `rl-lab experiments`, or ENV:ALGORITHM for any Gymnasium id. key=value changes any
+setting (`rl-lab config explain KEY` says what it does). Ctrl-C saves and stops; `rl-lab resume` goes on.
+
+examples:
+  rl-lab train                                        the default run
+  rl-lab train ppo_cartpole seed=3                    a named experiment, one setting changed
+  rl-lab train Acrobot-v1:ppo                         any Gymnasium environment, no YAML
+  rl-lab train --env my_package:MyEnv-v0 --algorithm ppo
+  rl-lab train ppo_cartpole preset=debug              a few seconds, in one process: does it run at all?
+  rl-lab train ppo_cartpole --cfg job                 print the resolved config and stop
+  rl-lab train ppo_cartpole -m seed=0,1,2 --jobs 3    three seeds, three processes
+  rl-lab train ppo_cartpole --run-id a1 --resume      start a1, or continue it if it exists
+"""
 
 from __future__ import annotations
 
 import argparse
 from itertools import product
 
-from rl_lab.cli.parsing import Parser, UsageError, add_config_dir, add_quiet, add_runs_dir, chosen, one_name, positive
+from rl_lab.cli.parsing import CONFIG_DIR, RUNS_DIR, UsageError, argument, chosen, one_name, positive, quiet
 from rl_lab.cli.printing import end_training
 from rl_lab.cli.wandb_words import TrainingParser
 
+PARSER = TrainingParser
 DEFAULT_ENVIRONMENT, DEFAULT_ALGORITHM = "CartPole-v1", "ppo"  # completes --algorithm or --env given alone
 
-DESCRIPTION = """Train an agent. Without arguments: PPO on CartPole-v1, with a live display.
-
-EXPERIMENT is a name from `rl-lab experiments`, or ENV:ALGORITHM for any Gymnasium id. key=value changes any
-setting (`rl-lab config explain KEY` says what it does). Ctrl-C saves and stops; `rl-lab resume` goes on."""
-
-EXAMPLES = """
-rl-lab train                                        the default run
-rl-lab train ppo_cartpole seed=3                    a named experiment, one setting changed
-rl-lab train Acrobot-v1:ppo                         any Gymnasium environment, no YAML
-rl-lab train --env my_package:MyEnv-v0 --algorithm ppo
-rl-lab train ppo_cartpole preset=debug              a few seconds, in one process: does it run at all?
-rl-lab train ppo_cartpole --cfg job                 print the resolved config and stop
-rl-lab train ppo_cartpole -m seed=0,1,2 --jobs 3    three seeds, three processes
-rl-lab train ppo_cartpole --run-id a1 --resume      start a1, or continue it if it exists
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = TrainingParser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="what to train, and settings")
-    parser.add_argument("--env", metavar="ID", help="a Gymnasium id, also package:Env-v0; stands for ID:ALGORITHM")
-    parser.add_argument("--algorithm", metavar="NAME", help=f"with --env (default: {DEFAULT_ALGORITHM})")
-    parser.add_argument("--run-id", metavar="ID", help="name the run (default: experiment, seed and time)")
-    parser.add_argument("--resume", action="store_true", help="if the run exists, continue it instead of refusing")
-    parser.add_argument("--cfg", choices=["job"], help="print the resolved config as YAML and stop")
-    parser.add_argument("-m", "--multirun", action="store_true", help="train every combination of a,b,c values")
-    parser.add_argument("--jobs", type=positive, metavar="K", help="with -m: processes at a time (default: cores / 2)")
-    add_runs_dir(parser)
-    add_config_dir(parser)
-    add_quiet(parser, "print only the run's id, warnings and errors")
-    return parser
+ARGUMENTS = (
+    argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="what to train, and settings"),
+    argument("--env", metavar="ID", help="a Gymnasium id, also package:Env-v0; stands for ID:ALGORITHM"),
+    argument("--algorithm", metavar="NAME", help=f"with --env (default: {DEFAULT_ALGORITHM})"),
+    argument("--run-id", metavar="ID", help="name the run (default: experiment, seed and time)"),
+    argument("--resume", action="store_true", help="if the run exists, continue it instead of refusing"),
+    argument("--cfg", choices=["job"], help="print the resolved config as YAML and stop"),
+    argument("-m", "--multirun", action="store_true", help="train every combination of a,b,c values"),
+    argument("--jobs", type=positive, metavar="K", help="with -m: processes at a time (default: cores / 2)"),
+    RUNS_DIR,
+    CONFIG_DIR,
+    quiet("print only the run's id, warnings and errors"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not sweep:
         raise UsageError(f"{' '.join(overrides)} names no value at all, so there is nothing to train.")
     if len(sweep) > 1 and not arguments.multirun:
-        listed = next(word for word in [experiment or "", *overrides] if "," in word)
+        words = [experiment or "", *overrides]
+        listed = next((word for word in words if "," in word), " ".join(overrides))  # range(3) has no comma
         raise UsageError(
             f"'{listed}' asks for {len(sweep)} trainings. Add -m to run them all, or give one value "
             "(a list that is one value is written [a,b])."
@@ -72,10 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
         check_sweep(sweep, arguments.config_dir)
         return train_all(sweep, arguments)
 
-    from rl_lab import api
+    from rl_lab.experiment import session
 
-    options = chosen(arguments, "run_id", "runs_dir", "config_dir", "quiet")
-    trained = api.train(experiment, **options, overrides=overrides, resume_existing=arguments.resume)
+    config = composition.compose(experiment, overrides, config_dir=arguments.config_dir)
+    options = chosen(arguments, "run_id", "runs_dir", "quiet")
+    trained = session.train(config, overrides, **options, resume_existing=arguments.resume)
     return end_training(trained.id, quiet=arguments.quiet)
 
 

@@ -1,4 +1,11 @@
-"""`rl-lab tune`: a Bayesian search over the settings that matter most for an experiment's algorithm."""
+"""Tune an experiment with one command: a Bayesian search over the space shipped for its algorithm
+(rl_lab/launch/spaces), with bad trials stopped early. The same command goes on where it was stopped.
+
+examples:
+  rl-lab tune ppo_cartpole --trials 30
+  rl-lab tune Acrobot-v1:ppo --minutes 60 --jobs 4
+  rl-lab tune sac_pendulum training.phases.train.duration_steps=5000 --name tune_short
+"""
 
 from __future__ import annotations
 
@@ -6,28 +13,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rl_lab.cli.parsing import Parser, UsageError, one_name
-from rl_lab.cli.sweep import add_search_options
+from rl_lab.cli.parsing import UsageError, argument, one_name
+from rl_lab.cli.sweep import SEARCH
 
 EVALUATIONS = 10  # during each trial, for the pruner to compare
-
-DESCRIPTION = """Tune an experiment with one command: a Bayesian search over the space shipped for its algorithm
-(rl_lab/launch/spaces), with bad trials stopped early. The same command goes on where it was stopped."""
-
-EXAMPLES = """
-rl-lab tune ppo_cartpole --trials 30
-rl-lab tune Acrobot-v1:ppo --minutes 60 --jobs 4
-rl-lab tune sac_pendulum training.phases.train.duration_steps=5000 --name tune_short
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="what to tune, and settings")
-    parser.add_argument("--space", type=Path, metavar="FILE", help="your own sweep file without `experiment`")
-    parser.add_argument("--name", metavar="NAME", help="of the sweep (default: tune_EXPERIMENT)")
-    add_search_options(parser)
-    return parser
+ARGUMENTS = (
+    argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="what to tune, and settings"),
+    argument("--space", type=Path, metavar="FILE", help="your own sweep file without `experiment`"),
+    argument("--name", metavar="NAME", help="of the sweep (default: tune_EXPERIMENT)"),
+    *SEARCH,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,10 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_lab.runs.run_directory import slug
 
     config = compose(experiment, overrides, config_dir=arguments.config_dir)
-    content = tuned(config, arguments.space) | {"experiment": experiment}
-    name = arguments.name or f"tune_{slug(experiment)}"
+    name = f"tune_{slug(experiment)}"
+    content = tuned(config, arguments.space) | {"experiment": experiment, "name": name}
     place = str(arguments.space or f"the space of {config['algorithm']['_target_']}")
-    return start(content | {"name": name}, place=place, default_name=name, overrides=overrides, arguments=arguments)
+    return start(content, place=place, default_name=name, overrides=overrides, arguments=arguments)
 
 
 def tuned(config: dict[str, Any], space: Path | None) -> dict[str, Any]:

@@ -1,4 +1,12 @@
-"""`rl-lab verify checkpoint`: is everything in a run's directory whole, and what can still be used?"""
+"""Read every file of a run and compare it with its checksums and with each other: config and manifest,
+each section of each checkpoint, the rows of the replay, metrics.jsonl against the checkpoints. Nothing is changed.
+
+The exit code is 0 where everything is whole, 1 where something is damaged.
+
+examples:
+  rl-lab verify checkpoint @last
+  rl-lab verify checkpoint runs/20260101-120000-ppo_cartpole-s1-ab12 --json
+"""
 
 from __future__ import annotations
 
@@ -6,29 +14,17 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rl_lab.cli.parsing import Parser, add_json, add_run, runs_dir_of
-from rl_lab.cli.printing import format_value, print_json, table
+from rl_lab.cli.parsing import JSON, RUN, argument, runs_dir_of
+from rl_lab.cli.printing import answer, format_value, table
 
 if TYPE_CHECKING:
     from rl_lab.runs.verify import Verdict
 
-DESCRIPTION = """Read every file of a run and compare it with its checksums and with each other: config and manifest,
-each section of each checkpoint, the rows of the replay, metrics.jsonl against the checkpoints. Nothing is changed.
-
-The exit code is 0 where everything is whole, 1 where something is damaged."""
-
-EXAMPLES = """
-rl-lab verify checkpoint @last
-rl-lab verify checkpoint runs/20260101-120000-ppo_cartpole-s1-ab12 --json
-"""
-
-
-def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("what", choices=("checkpoint",), metavar="checkpoint", help="the checkpoints and all they need")
-    add_run(parser)
-    add_json(parser)
-    return parser
+ARGUMENTS = (
+    argument("what", choices=("checkpoint",), metavar="checkpoint", help="the checkpoints and all they need"),
+    *RUN,
+    JSON,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,10 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     directory = resolve_run(arguments.run, runs_dir_of(arguments))
     verdict = verify_run(directory)
-    if arguments.json:
-        print_json({"id": directory.id, "is_whole": verdict.is_whole, **asdict(verdict)})
-    else:
-        print(describe(verdict, directory.id))
+    facts = {"id": directory.id, "is_whole": verdict.is_whole, **asdict(verdict)}
+    answer(arguments, facts, describe(verdict, directory.id))
     return 0 if verdict.is_whole else 1
 
 

@@ -21,6 +21,7 @@ class EpisodeTracker:
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
         self._recent: deque[tuple[float, int]] = deque(maxlen=window)
+        self._metrics: Metrics | None = {}  # None: episodes have finished since
 
     def track(self, rows: EnvRows) -> list[Episode]:
         """Count what arrived: an is_first row starts at zero, every other row is one agent step."""
@@ -35,6 +36,7 @@ class EpisodeTracker:
             self._episode(i, is_terminal=bool(rows.is_terminal[i])) for i in np.flatnonzero(rows.is_last).tolist()
         ]
         self._recent.extend((episode.episode_return, episode.length) for episode in finished)
+        self._metrics = None
         return finished
 
     def cut(self, env_indices: np.ndarray) -> list[Episode]:
@@ -46,15 +48,15 @@ class EpisodeTracker:
 
     def metrics(self) -> Metrics:
         """Statistics of the last episodes, empty before the first one ends."""
-        if not self._recent:
-            return {}
-        returns, lengths = np.array(self._recent).T
-        return {
-            "collect/episode_return_mean": float(returns.mean()),
-            "collect/episode_return_min": float(returns.min()),
-            "collect/episode_return_max": float(returns.max()),
-            "collect/episode_length_mean": float(lengths.mean()),
-        }
+        if self._metrics is None:
+            returns, lengths = np.array(self._recent).T
+            self._metrics = {
+                "collect/episode_return_mean": float(returns.mean()),
+                "collect/episode_return_min": float(returns.min()),
+                "collect/episode_return_max": float(returns.max()),
+                "collect/episode_length_mean": float(lengths.mean()),
+            }
+        return dict(self._metrics)
 
     def get_state(self) -> StateTree:
         return {
@@ -67,4 +69,5 @@ class EpisodeTracker:
         self._returns = np.asarray(state["returns"]).copy()
         self.lengths = np.asarray(state["lengths"]).copy()
         self._recent.clear()
+        self._metrics = None if state["recent"] else {}
         self._recent.extend((float(episode_return), int(length)) for episode_return, length in state["recent"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,9 +36,7 @@ class Evaluator:
     make_render_environment: Callable[[], Environment]
     device: torch.device
     timeout_steps: int | None = None  # agent steps; None: the environment's limit
-
-    def __post_init__(self) -> None:
-        self._start: tuple[StateTree, EnvRows] | None = None
+    _start: tuple[StateTree, EnvRows] | None = field(default=None, init=False)
 
     def evaluate(self, policy: Policy, *, episodes: int) -> Metrics:
         """Return and length statistics of `episodes` episodes; cut ones count with their return so far."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from rl_lab.config.experiments import resolve_experiment
+from rl_lab.config.experiments import read_words
 from rl_lab.config.files import Config, paths_of
-from rl_lab.config.groups import as_dict, check_choice, join_groups, list_groups, parse, parse_values, values_by_key
+from rl_lab.config.groups import as_dict, check_choice, join_groups, parse, parse_values
 from rl_lab.config.phases import PHASES, TRAIN_RATIO, override_phase, spread_train_ratio
 from rl_lab.config.repair import repair_config, repair_joined
 from rl_lab.types import ConfigError, did_you_mean
@@ -20,9 +20,7 @@ from rl_lab.types import ConfigError, did_you_mean
 
 def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> Config:
     """The resolved config of an experiment (`ppo_cartpole`, `CartPole-v1:ppo`, None: the default run)."""
-    groups = list_groups(config_dir)
-    chosen, implied = resolve_experiment(experiment, values_by_key(parse_values(overrides)), groups, config_dir)
-    parsed = parse_values([*implied, *overrides])
+    chosen, parsed, groups = read_words(experiment, overrides, config_dir)
     choices = [item for item in parsed if item.key_or_group in groups]
     in_phases = [item for item in parsed if str(item.key_or_group).startswith(f"{PHASES}.")]
     values = [item for item in parsed if item not in choices and item not in in_phases]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rl_lab.config.files import PACKAGE_CONFIGS, config_directories, defaults_of, experiment_files, find, read, value_at
-from rl_lab.config.groups import Groups
+from rl_lab.config.files import PACKAGE_CONFIGS, choices_of, config_directories, experiment_files, find, read, value_at
+from rl_lab.config.groups import Groups, Override, list_groups, parse_values, values_by_key
 from rl_lab.types import ConfigError, did_you_mean
 
 DEFAULT_EXPERIMENT = "ppo_cartpole"
@@ -50,13 +50,10 @@ def _warn_once(sentence: str) -> None:
 
 
 def _read_info(name: str, config_dir: Path | None) -> ExperimentInfo:
-    chosen = {"algorithm": "ppo", "environment": "gymnasium"}
+    files = list(experiment_files(name, config_dir))
+    chosen = {"algorithm": "ppo", "environment": "gymnasium", **choices_of(files)}
     environment = description = None
-    for file in reversed(list(experiment_files(name, config_dir))):  # what it builds on first
-        for entry in defaults_of(file):
-            if isinstance(entry, dict):
-                for group, option in entry.items():
-                    chosen[group.removeprefix("override ").strip().lstrip("/")] = str(option)
+    for file in reversed(files):  # what it builds on first
         environment = value_at(read(file), "environment.id") or environment
         description = value_at(read(file), "experiment.description")
     if environment is None:
@@ -65,10 +62,18 @@ def _read_info(name: str, config_dir: Path | None) -> ExperimentInfo:
     return ExperimentInfo(name, chosen["algorithm"], str(environment or "?"), str(description or ""))
 
 
-def resolve_experiment(
+def read_words(
+    experiment: str | None, overrides: Sequence[str], config_dir: Path | None
+) -> tuple[str | None, list[Override], Groups]:
+    """The named experiment to compose, all overrides with those that its spelling implies, and the config groups."""
+    groups = list_groups(config_dir)
+    chosen, implied = _resolve_experiment(experiment, values_by_key(parse_values(overrides)), groups, config_dir)
+    return chosen, parse_values([*implied, *overrides]), groups
+
+
+def _resolve_experiment(
     experiment: str | None, overrides: Mapping[str, str], groups: Groups, config_dir: Path | None
 ) -> tuple[str | None, list[str]]:
-    """The named experiment to compose and the overrides that its spelling implies."""
     algorithm = overrides.get("algorithm")
     if experiment is None:
         if algorithm in (None, _read_info(DEFAULT_EXPERIMENT, config_dir).algorithm):

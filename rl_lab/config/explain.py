@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from rl_lab.config.compose import check_key, compose
-from rl_lab.config.experiments import resolve_experiment
+from rl_lab.config.experiments import read_words
 from rl_lab.config.files import (
     PACKAGE_CONFIGS,
     USER_CONFIGS,
@@ -19,7 +19,7 @@ from rl_lab.config.files import (
     find,
     value_at,
 )
-from rl_lab.config.groups import join_groups, list_groups, parse_values, values_by_key
+from rl_lab.config.groups import join_groups, list_groups
 from rl_lab.config.phases import PHASES, find_phase
 from rl_lab.types import Phase
 from rl_lab.utils.yaml_comments import comments_of_keys
@@ -82,9 +82,8 @@ def _documentation(
 
 def _files_in_order(experiment: str | None, overrides: Sequence[str], config_dir: Path | None) -> Iterator[Path]:
     """The files a config is made of, in their order: later ones win."""
-    groups = list_groups(config_dir)
-    chosen, implied = resolve_experiment(experiment, values_by_key(parse_values(overrides)), groups, config_dir)
-    picked = [str(item.input_line) for item in parse_values([*implied, *overrides]) if item.key_or_group in groups]
+    chosen, parsed, groups = read_words(experiment, overrides, config_dir)
+    picked = [str(item.input_line) for item in parsed if item.key_or_group in groups]
     joined = join_groups([*([f"experiment={chosen}"] if chosen else []), *picked], config_dir, with_hydra=True)
     choices = {group: option for group, option in joined.hydra.runtime.choices.items() if "/" not in group}
     order = [("", "config"), *reversed(choices.items())]  # Hydra lists the last first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,13 @@ def defaults_of(file: Path) -> list[Any]:
     if not isinstance(defaults, list):
         raise ConfigError(f"{file}: defaults is {defaults!r}: write a list, such as `- override /algorithm: ppo`.")
     return defaults
+
+
+def choices_of(files: Iterable[Path]) -> dict[str, str]:
+    """The options that files, each followed by those it builds on, choose of config groups: {'replay': 'uniform'}."""
+    entries = [entry for file in reversed([*files]) for entry in defaults_of(file) if isinstance(entry, dict)]
+    pairs = [(str(group), str(option)) for entry in entries for group, option in entry.items()]
+    return {group.removeprefix("override ").strip().lstrip("/"): option for group, option in pairs}
 
 
 def find(name: str, config_dir: Path | None) -> Path | None:

@@ -15,8 +15,8 @@ from hydra.core.override_parser.types import Override
 
 from rl_lab.config.files import (
     Config,
+    choices_of,
     config_directories,
-    defaults_of,
     experiment_files,
     find,
     paths_of,
@@ -93,19 +93,11 @@ def _leave_out_absent_parts(config: Config, preset: str, config_dir: Path | None
                     config[kind][part] = None
 
 
-def _own_choices(files: Sequence[Path]) -> dict[str, str]:
-    """The groups that an experiment chooses itself: {'replay': 'uniform'}."""
-    everything = [entry for file in reversed(files) for entry in defaults_of(file)]  # what it builds on comes first
-    entries = [entry for entry in everything if isinstance(entry, dict)]
-    chosen = {key: str(option) for entry in entries for key, option in entry.items()}
-    return {key.removeprefix("override /"): option for key, option in chosen.items() if key.startswith("override /")}
-
-
 def _forget_replaced_choices(
     config: Config, files: Sequence[Path], named: dict[str, str], config_dir: Path | None
 ) -> None:
     """The keys of a choice that the command line replaced go with it: no range of returns without a distribution."""
-    own = _own_choices(files)
+    own = choices_of(files)
     numbers = {path for file in files for path in paths_of(read(file))}
     for group in [group for group in PART_GROUPS if group in named and group in own]:
         replaced, chosen = (find(f"{group}/{choice}.yaml", config_dir) for choice in (own[group], named[group]))
@@ -125,7 +117,7 @@ def _start_replaced_blocks_afresh(
 
     The keys of the old class are not those of the new one.
     """
-    chosen = _own_choices(files) | named
+    chosen = choices_of(files) | named
     late = [find(f"{group}/{chosen[group]}.yaml", config_dir) for group in LATE_GROUPS if group in chosen]
     paths = {path for file in (*files, *late) if file is not None for path in paths_of(read(file))} | named.keys()
     for path in [path.removesuffix("._target_") for path in paths if path.endswith("._target_")]:

@@ -10,9 +10,8 @@ from typing import Any
 import yaml
 
 from rl_lab.config.compose import compose
-from rl_lab.config.experiments import resolve_experiment
+from rl_lab.config.experiments import read_words
 from rl_lab.config.files import Config, config_directories, value_at
-from rl_lab.config.groups import list_groups, parse_values, values_by_key
 from rl_lab.config.phases import PHASES, TRAIN_RATIO
 from rl_lab.types import ConfigError
 
@@ -22,10 +21,7 @@ def experiment_text(
 ) -> str:
     """YAML that builds on `experiment` and composes to the same config as `experiment` with `overrides`; a ConfigError
     where no such file can say it."""
-    groups = list_groups(config_dir)
-    parsed = parse_values(overrides)
-    base, implied = resolve_experiment(experiment, values_by_key(parsed), groups, config_dir)
-    parsed = parse_values([*implied, *overrides])
+    base, parsed, groups = read_words(experiment, overrides, config_dir)
     config = compose(experiment, overrides, config_dir=config_dir)
     choices = [{f"override /{item.key_or_group}": item.value()} for item in parsed if item.key_or_group in groups]
     values: Config = {"experiment": {"name": name, "description": remarks[0] if remarks else ""}}
@@ -53,7 +49,7 @@ def _check_same(text: str, name: str, config: Config, config_dir: Path | None) -
     """Compose the text as the user will, and compare; only what the experiment is called may differ."""
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "configs"
-        for directory in reversed(config_directories(config_dir)[:-1]):
+        for directory in config_directories(config_dir)[:-1]:
             for file in directory.rglob("*.yaml"):
                 place = own / file.relative_to(directory)
                 place.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from rl_lab.environments.spaces import value_counts
 from rl_lab.types import ActionSpec, ConfigError
 
 
@@ -19,15 +20,12 @@ class ActionConverter:
     """Converts a whole batch of actions at once; `rows` gives what each `env.step` receives."""
 
     def __init__(self, space: spaces.Space, *, env_id: str) -> None:
-        self.spec = _action_spec(space, env_id)
+        self.space, self.spec = space, _action_spec(space, env_id)
         start = getattr(space, "start", 0)  # Discrete counts from an int, MultiDiscrete from an array
-        self._start: Any = int(start) if self.spec.kind == "discrete" else start
-        self._shape, self._dtype = space.shape or (), np.dtype(space.dtype)
+        self.start: Any = int(start) if self.spec.kind == "discrete" else start
+        self.shape, self.dtype = space.shape or (), np.dtype(space.dtype)
         if isinstance(space, spaces.Box):
-            self._low, self._high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
-            self._bounded = np.isfinite(self._low) & np.isfinite(self._high)
-            low, high = np.where(self._bounded, self._low, -1.0), np.where(self._bounded, self._high, 1.0)
-            self._middle, self._half = 0.5 * (low + high), 0.5 * (high - low)
+            self.range = _range(space)
 
     @property
     def num_mask_entries(self) -> int | None:
@@ -37,28 +35,43 @@ class ActionConverter:
     def rows(self, action: np.ndarray) -> Sequence[Any]:
         """One environment action per row: Python ints for Discrete, arrays of the space's shape otherwise."""
         if self.spec.kind == "discrete":
-            return (action + self._start).tolist() if self._start else action.tolist()
+            return (action + self.start).tolist() if self.start else action.tolist()
         return list(self.batch(action))
 
     def batch(self, action: np.ndarray) -> np.ndarray:
         """The same as one array, for native vector environments."""
         if self.spec.kind == "continuous":
-            values = action.reshape(len(action), -1).astype(np.float64)
-            inside = np.where(self._bounded, np.clip(values, -1.0, 1.0), values)
-            values = np.clip(self._middle + inside * self._half, self._low, self._high)
-            return values.reshape(len(action), *self._shape).astype(self._dtype)
+            values = in_range(action.reshape(len(action), -1).astype(np.float64), **self.range)
+            return values.reshape(len(action), *self.shape).astype(self.dtype)
         if self.spec.kind == "multi_discrete":
-            return (action.reshape(len(action), *self._shape) + self._start).astype(self._dtype)
-        return action + self._start if self._start else action
+            return (action.reshape(len(action), *self.shape) + self.start).astype(self.dtype)
+        return action + self.start if self.start else action
+
+
+def in_range(values: Any, *, inner_low: Any, inner_high: Any, middle: Any, half: Any, low: Any, high: Any) -> Any:
+    """A policy's numbers `[N, A]` in the environment's range; all are numpy arrays, or all are tensors."""
+    return (middle + values.clip(inner_low, inner_high) * half).clip(low, high)
+
+
+def _range(space: spaces.Box) -> dict[str, np.ndarray]:
+    """The numbers of `in_range`, `[A]` each."""
+    low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
+    bounded = np.isfinite(low) & np.isfinite(high)
+    from_low, to_high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    return {
+        "inner_low": np.where(bounded, -1.0, -np.inf),
+        "inner_high": np.where(bounded, 1.0, np.inf),
+        "middle": 0.5 * (from_low + to_high),
+        "half": 0.5 * (to_high - from_low),
+        "low": low,
+        "high": high,
+    }
 
 
 def _action_spec(space: spaces.Space, env_id: str) -> ActionSpec:
-    if isinstance(space, spaces.Discrete):
-        return ActionSpec("discrete", (int(space.n),))
-    if isinstance(space, spaces.MultiDiscrete):
-        return ActionSpec("multi_discrete", tuple(int(n) for n in space.nvec.reshape(-1)))
-    if isinstance(space, spaces.MultiBinary):
-        return ActionSpec("multi_discrete", (2,) * int(np.prod(space.shape)))
+    counts = value_counts(space)
+    if counts is not None:
+        return ActionSpec("discrete" if isinstance(space, spaces.Discrete) else "multi_discrete", counts)
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
         low, high = space.low.reshape(-1), space.high.reshape(-1)
         return ActionSpec("continuous", (int(low.size),), tuple(map(float, low)), tuple(map(float, high)))

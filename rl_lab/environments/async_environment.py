@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
@@ -30,12 +30,11 @@ import gymnasium as gym
 import numpy as np
 
 from rl_lab import types
-from rl_lab.environments.cell import Cells, drained
 from rl_lab.environments.recipe import Blueprint, Recipe
-from rl_lab.environments.vector import VectorBase
-from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, shared_layout, work
+from rl_lab.environments.vector import SyncEnvironment, VectorBase
+from rl_lab.environments.worker import ONE_THREAD, Job, SharedRows, share_memory, work
 from rl_lab.environments.wrappers import WRAPPERS
-from rl_lab.types import ConfigError, EnvRows, RLLabError, StateTree
+from rl_lab.types import ConfigError, EnvRows, RLLabError
 from rl_lab.utils.processes import ASKING, available_cores
 
 WORKER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
@@ -77,26 +76,21 @@ class AsyncEnvironment(VectorBase):
         recipe: Recipe,
         blueprint: Blueprint,
         *,
-        num_envs: int,
         seeds: list[int],
         max_restarts: int,
         num_workers: int | None = None,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        super().__init__(blueprint, num_envs=num_envs, max_restarts=max_restarts)
+        super().__init__(blueprint, num_envs=len(seeds), max_restarts=max_restarts)
         self._recipe, self._seeds, self._timeout_s = recipe, seeds, worker_timeout_s
-        self._events: list[str] = []
         self._is_closed = False
         self._context: Any = _context()
-        self._memory = {
-            name: self._context.RawArray("b", int(np.prod(shape)) * np.dtype(dtype).itemsize)
-            for name, (shape, dtype) in shared_layout(self.spec, num_envs).items()
-        }
-        self._shared = SharedRows(self.spec, num_envs, self._memory)
+        self._memory = share_memory(self.spec, self.num_envs)
+        self._shared = SharedRows(self._memory)
         self._workers: list[Worker] = []
         self._needs_main = b"__main__" in pickled(recipe)
         OPEN.add(self)
-        for part in np.array_split(np.arange(num_envs), min(num_envs, num_workers or available_cores())):
+        for part in np.array_split(np.arange(self.num_envs), min(self.num_envs, num_workers or available_cores())):
             self._workers.append(self._start(slice(int(part[0]), int(part[-1]) + 1)))
 
     # --- the Environment interface ---
@@ -109,26 +103,15 @@ class AsyncEnvironment(VectorBase):
         self._shared.action[...] = action
         return self._take_rows("step")
 
-    def get_state(self) -> StateTree:
-        return self._state_of_cells([state for states in self._ask_all("get_state") for state in states])
+    def get_cells(self) -> list[Any]:
+        return [state for states in self._ask_all("get_cells") for state in states]
 
-    def set_state(self, state: StateTree) -> None:
-        self._check_state(state)
-        observation = {key: np.asarray(value).copy() for key, value in state["observation"].items()}
-        self._ask_all("set_state", [(state["cells"][worker.part], observation) for worker in self._workers])
-        self._rows = None
-        if observation:
-            for key, values in observation.items():
-                self._shared.rows.observation[key][...] = values
-            self._rows = self._shared.rows.map(np.copy)
-            self._rows.is_last[:] = [cell["needs_reset"] for cell in state["cells"]]
+    def set_cells(self, states: Sequence[Any], observation: dict[str, np.ndarray]) -> None:
+        self._ask_all("set_cells", [(states[worker.part], observation) for worker in self._workers])
 
     def render(self) -> np.ndarray | None:
         self._send(self._workers[0], "render", ())
         return self._receive_or_replace(0, "render", ())
-
-    def drain_events(self) -> list[str]:
-        return drained(self._events)
 
     def close(self) -> None:
         if self._is_closed:
@@ -146,7 +129,7 @@ class AsyncEnvironment(VectorBase):
             for i in failed:  # of which half may have been overwritten
                 self._repeat_last(slice(worker.part.start + i, worker.part.start + i + 1))
         self._rows = self._shared.rows.map(np.copy)
-        self._check_restarts(int(self._shared.restarts[:, 1].sum()), self._events)
+        self._check_restarts(int(self._shared.restarts[:, 1].sum()))
         return self._rows
 
     def _repeat_last(self, part: slice) -> None:
@@ -163,9 +146,7 @@ class AsyncEnvironment(VectorBase):
         for index, argument in enumerate(arguments):
             try:
                 answers.append(self._receive_or_replace(index, command, argument))
-            except (
-                RLLabError
-            ) as error:  # the others' answers are received first, or they would be taken for the next ones
+            except RLLabError as error:  # the others' answers come first, or they would be taken for the next ones
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -202,8 +183,8 @@ class AsyncEnvironment(VectorBase):
         total = int(self._shared.restarts[:, 0].sum())
         env_id = self._recipe.id.rpartition(":")[2]
         build = partial(
-            Cells,
-            self._recipe,
+            SyncEnvironment,
+            self._recipe.build,
             self.blueprint,
             seeds=[_seed_after(seed, total) for seed in self._seeds[part]],
             max_restarts=self._max_restarts,
@@ -212,11 +193,9 @@ class AsyncEnvironment(VectorBase):
             restarts=self._shared.restarts[part].tolist(),
         )
         registered = {env_id: gym.registry[env_id]} if env_id in gym.registry else {}
-        job = Job(build, part, self.num_envs, self.spec, self._recipe.modules(), tuple(sys.path), registered)
+        job = Job(build, part, self._memory, self._recipe.modules(), tuple(sys.path), registered)
         mine, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=work, args=(job, theirs, self._memory), name=f"environments {part.start}+"
-        )
+        process = self._context.Process(target=work, args=(job, theirs), name=f"environments {part.start}+")
         with quiet_start(), main_module(is_needed=self._needs_main):
             process.start()
         theirs.close()
@@ -231,7 +210,7 @@ class AsyncEnvironment(VectorBase):
         total, recent = self._shared.restarts.sum(axis=0).tolist()
         who = f"environment {first}" if first == last else f"environments {first} to {last}"
         self._events.append(f"The process of {who} {why}; it was restarted (restart {total}).")
-        self._check_restarts(recent, self._events)
+        self._check_restarts(recent)
         self._repeat_last(worker.part)  # the dying worker may have left half a row
         self._workers[index] = self._start(worker.part)
 
@@ -261,8 +240,9 @@ def _context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rl_lab.environments.worker"])
-    with quiet_start():
-        forkserver.ensure_running()
+    for helper in (resource_tracker, forkserver):  # in this order: the first unblocks SIGTERM when it has started
+        with quiet_start():
+            helper.ensure_running()
     return context
 
 

@@ -11,7 +11,7 @@ built anew, and the next row begins a fresh episode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,6 @@ import gymnasium as gym
 import numpy as np
 
 from rl_lab.environments.plain import from_text, to_text
-from rl_lab.environments.recipe import Blueprint, Recipe
-from rl_lab.environments.rendering import FrameTaker
 from rl_lab.environments.snapshot import capture, restore
 from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.types import EnvironmentFault, EnvRows, RLLabError
@@ -32,13 +30,6 @@ NOT_EXACT = {
     "own": "its set_state does not restore what its get_state returned",
     "restart": "its state could not be saved",
 }
-
-
-def drained(events: list[str]) -> list[str]:
-    """What was in the list, which is empty afterwards."""
-    taken = events[:]
-    events.clear()
-    return taken
 
 
 def too_many_restarts(max_restarts: int, last_failure: str) -> EnvironmentFault:
@@ -236,66 +227,3 @@ class Cell:
             self._restart(error, "a replay")
             return False
         return all(fresh[key][0].tobytes() == np.asarray(observation[key])[self.index].tobytes() for key in fresh)
-
-
-class Cells:
-    """The environments that one process steps one after the other: all N, or those from `first` on."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        blueprint: Blueprint,
-        *,
-        seeds: Sequence[int],
-        max_restarts: int,
-        first: int = 0,
-        is_lost: Sequence[bool] | None = None,
-        restarts: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        self.events: list[str] = []
-        self._actions = blueprint.actions
-        self._frames = FrameTaker(self.events)
-        self.members = [
-            Cell(
-                build=recipe.build,
-                converter=blueprint.observations,
-                index=first + i,
-                seed=seed,
-                max_restarts=max_restarts,
-                events=self.events,
-                is_lost=is_lost is not None and is_lost[i],
-                restarts=Restarts(*restarts[i]) if restarts else Restarts(),
-            )
-            for i, seed in enumerate(seeds)
-        ]
-
-    def restarts(self) -> list[tuple[int, int]]:
-        """(total, recent) of each."""
-        return [(cell.restarts.total, cell.restarts.recent) for cell in self.members]
-
-    def drain_events(self) -> list[str]:
-        return drained(self.events)
-
-    def reset(self, rows: EnvRows) -> list[int]:
-        for i, cell in enumerate(self.members):
-            cell.begin(rows, i)
-        return []  # as `step`: none failed
-
-    def step(self, action: np.ndarray, rows: EnvRows) -> list[int]:
-        """Fill `rows`; the places of those that failed, whose last observation is to be repeated."""
-        pairs = zip(self.members, self._actions.rows(action), strict=True)
-        return [i for i, (cell, one) in enumerate(pairs) if not cell.step(one, rows, i)]
-
-    def get_state(self) -> list[dict[str, Any]]:
-        return [cell.get_state() for cell in self.members]
-
-    def set_state(self, states: Sequence[dict[str, Any]], observation: dict[str, np.ndarray]) -> None:
-        for cell, state in zip(self.members, states, strict=True):
-            cell.set_state(state, observation)
-
-    def render(self) -> np.ndarray | None:
-        return self._frames.take(self.members[0].env)
-
-    def close(self) -> None:
-        for cell in self.members:
-            cell.close()

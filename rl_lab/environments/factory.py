@@ -17,12 +17,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_lab.environments.async_environment import WORKER_TIMEOUT_S, AsyncEnvironment
 from rl_lab.environments.base import Environment
-from rl_lab.environments.cell import Cell
 from rl_lab.environments.lookup import find
 from rl_lab.environments.recipe import Blueprint, Recipe, blueprint, can_render
 from rl_lab.environments.rendering import prepare_headless
 from rl_lab.environments.snapshot import capture, layers
-from rl_lab.environments.vector import NativeEnvironment, SyncEnvironment, allocate_rows
+from rl_lab.environments.vector import NativeEnvironment, SyncEnvironment, empty_rows
 from rl_lab.environments.wrappers import check_wrappers
 from rl_lab.environments.wrappers_observation import ActionMask
 from rl_lab.types import ConfigError, EnvironmentFault, did_you_mean
@@ -82,28 +81,22 @@ def make_environment(
     native = partial(make_native, registered, recipe, scratch, num_envs)
     with preserved_random_state():
         if any(isinstance(layer, ActionMask) for layer in layers(scratch)):
-            _ask_for_mask(scratch, plan)
+            # Masks show themselves with the first row only: where there are none, no run should have begun.
+            with suppress(EnvironmentFault):  # errors of its own come later, where they are forgiven
+                _alone(scratch, plan, max_restarts=0).reset()
         if vectorization == "auto":
             vectorization = _choose(recipe, plan, scratch, num_envs, native)
     scratch.close()
     seeds = [stream_seed(seed, stream, i) for i in range(num_envs)]
     if vectorization == "native":
         return NativeEnvironment(native, plan, num_envs=num_envs, seed=seeds[0], max_restarts=max_restarts)
-    build: Callable[..., Environment] = partial(AsyncEnvironment, worker_timeout_s=worker_timeout_s)
     if vectorization == "sync" or is_debugged():
-        build = SyncEnvironment
-    return build(recipe, plan, num_envs=num_envs, seeds=seeds, max_restarts=max_restarts)
+        return SyncEnvironment(recipe.build, plan, seeds=seeds, max_restarts=max_restarts)
+    return AsyncEnvironment(recipe, plan, seeds=seeds, max_restarts=max_restarts, worker_timeout_s=worker_timeout_s)
 
 
-def _ask_for_mask(scratch: gym.Env, plan: Blueprint) -> None:
-    """Masks show themselves with the first row only: where there are none, no run should have begun."""
-    with suppress(EnvironmentFault):  # errors of its own come later, where they are forgiven
-        _cell(scratch, plan, max_restarts=0).begin(allocate_rows(plan.observations, 1), 0)
-
-
-def _cell(scratch: gym.Env, plan: Blueprint, *, max_restarts: int) -> Cell:
-    settings: Any = {"index": 0, "seed": 0, "max_restarts": max_restarts, "events": []}
-    return Cell(build=lambda: scratch, converter=plan.observations, **settings)
+def _alone(scratch: gym.Env, plan: Blueprint, *, max_restarts: int) -> SyncEnvironment:
+    return SyncEnvironment(lambda: scratch, plan, seeds=[0], max_restarts=max_restarts)
 
 
 def _check_numbers(numbers: Mapping[str, int | None], *, least: int) -> None:
@@ -171,15 +164,15 @@ def _can_be_saved(native: Callable[[], VectorEnv]) -> bool:
 
 def _seconds_per_step(scratch: gym.Env, plan: Blueprint) -> float:
     """The median of a few steps after a warm-up; a failing environment counts as cheap, its errors come later."""
-    cell, rows = _cell(scratch, plan, max_restarts=1), allocate_rows(plan.observations, 1)
-    action = plan.actions.rows(np.zeros((1, *plan.spec.action.shape), plan.spec.action.dtype))[0]
+    alone, rows = _alone(scratch, plan, max_restarts=1), empty_rows(plan.observations.allocate(1))
+    action = np.zeros((1, *plan.spec.action.shape), plan.spec.action.dtype)
     seconds: list[float] = []
     begin = time.perf_counter()
     try:
-        cell.begin(rows, 0)
+        alone.fill(rows, None)
         while len(seconds) < 2 or (len(seconds) < TIMING_STEPS and time.perf_counter() - begin < TIMING_S):
             start = time.perf_counter()
-            cell.step(action, rows, 0)
+            alone.fill(rows, action)
             seconds.append(time.perf_counter() - start)
     except EnvironmentFault:
         return 0.0

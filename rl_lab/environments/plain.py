@@ -12,6 +12,7 @@ import json
 import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -53,42 +54,34 @@ def _encode(value: Any, seen: Seen) -> Any:
     if kind in SIMPLE:
         return value
     if kind is tuple:
-        return {"tuple": _encode_items(value, seen)}
+        return {"tuple": _encode_all(count(), value, seen)}
     if isinstance(value, np.generic):
         return _encode_bytes("scalar", np.asarray(value))
     if kind is bytes:
         return {"bytes": value.hex()}
     _refuse_alias(value, seen)
     if kind is list:
-        return _encode_items(value, seen)
+        return _encode_all(count(), value, seen)
     if kind is np.ndarray:
         return _encode_bytes("array", value)
     if kind.__name__ in MAPPINGS and kind is MAPPINGS[kind.__name__]:
-        return {kind.__name__: _encode_pairs(value, seen)}
+        pairs = zip(_encode_all(value, value, seen), _encode_all(value, value.values(), seen), strict=True)
+        return {kind.__name__: [list(pair) for pair in pairs]}
     if kind is deque:
-        return {"deque": [value.maxlen, _encode_items(value, seen)]}
+        return {"deque": [value.maxlen, _encode_all(count(), value, seen)]}
     if kind in (set, frozenset):
-        return {kind.__name__: sorted(_encode_items(value, seen), key=json.dumps)}
+        return {kind.__name__: sorted(_encode_all(count(), value, seen), key=json.dumps)}
     return _encode_random(value, seen)
 
 
-def _encode_items(values: Iterable[Any], seen: Seen) -> list[Any]:
+def _encode_all(places: Iterable[Any], values: Iterable[Any], seen: Seen) -> list[Any]:
+    """Every value; `places` are put into the path of one that is not plain."""
     encoded: list[Any] = []
-    try:
-        for item in values:
-            encoded.append(item if type(item) in SIMPLE else _encode(item, seen))
-    except NotPlainError as error:  # the path is put together only when it is needed
-        raise NotPlainError(f"[{len(encoded)}]{error}") from None
-    return encoded
-
-
-def _encode_pairs(mapping: dict[Any, Any], seen: Seen) -> list[list[Any]]:
-    encoded = []
-    for key, value in mapping.items():
+    for place, value in zip(places, values, strict=False):
         try:
-            encoded.append([_encode(key, seen), value if type(value) in SIMPLE else _encode(value, seen)])
+            encoded.append(value if type(value) in SIMPLE else _encode(value, seen))
         except NotPlainError as error:
-            raise NotPlainError(f"[{key!r}]{error}") from None
+            raise NotPlainError(f"[{place!r}]{error}") from None
     return encoded
 
 

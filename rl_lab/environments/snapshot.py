@@ -147,8 +147,9 @@ def _set_attributes(chain: list[Any], saved: Sequence[dict[str, Any] | None]) ->
     """Outermost first; None, or nothing saved of the innermost: a layer stays as it is."""
     for layer, values in zip(chain, saved, strict=False):
         if values is not None:
-            for name in attributes(layer, chain).keys() - values.keys():
-                del layer.__dict__[name]
+            for name, value in attributes(layer, chain).items():
+                if name not in values and value is not None:  # None: a window not opened yet
+                    del layer.__dict__[name]
             layer.__dict__.update(values)  # not setattr: a property would do more than put the value back
 
 

@@ -13,6 +13,7 @@ A lone space is called "vector", "image" or "discrete". A Dict key "action_mask"
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class ObservationConverter:
     """Writes one environment's observation into row i of preallocated arrays, or a whole batch at once."""
 
     def __init__(self, space: spaces.Space, *, env_id: str, num_actions: int | None = None) -> None:
+        self.space = without_texts(space)
         self.leaves: list[Leaf] = []
         left_out = []
         for path, part in _walk(space, ()):
@@ -79,7 +81,7 @@ class ObservationConverter:
     def write(self, observation: Any, arrays: dict[str, np.ndarray], i: int) -> None:
         """Row i of every array."""
         for leaf in self.leaves:
-            value = _pick(observation, leaf.path)
+            value = pick(observation, leaf.path)
             if leaf.source_shape != leaf.spec.shape:
                 value = np.reshape(value, leaf.spec.shape)
             arrays[leaf.key][i] = value - leaf.start if leaf.spec.is_discrete else value
@@ -95,27 +97,27 @@ class ObservationConverter:
         for leaf in self.leaves:
             found: tuple[int, ...] | None = None
             with suppress(KeyError, IndexError, TypeError, ValueError):  # no such key, or no array at all
-                found = np.shape(_pick(observation, leaf.path))
+                found = np.shape(pick(observation, leaf.path))
             yield leaf.key, found, leaf.source_shape
 
     def batch_size(self, observation: Any) -> int | None:
         """How many observations these are: None for one alone, else the length of the leading axis it has more."""
         leaf = self.leaves[0]
-        array = np.asarray(_pick(observation, leaf.path))
+        array = np.asarray(pick(observation, leaf.path))
         return len(array) if array.ndim > len(leaf.source_shape) else None
 
     def batch(self, observation: Any, num_envs: int) -> dict[str, np.ndarray]:
         """The arrays of a native vector environment, copied because its buffers may be written again."""
         rows = {}
         for leaf in self.leaves:
-            value = np.array(_pick(observation, leaf.path), dtype=leaf.spec.dtype, order="C")
-            if leaf.spec.is_discrete:
-                value = value - leaf.start
-            rows[leaf.key] = value.reshape(num_envs, *leaf.spec.shape)
+            value = np.array(pick(observation, leaf.path), dtype=leaf.spec.dtype, order="C")
+            value = value.reshape(num_envs, *leaf.spec.shape)
+            rows[leaf.key] = value - leaf.start if leaf.spec.is_discrete else value
         return rows
 
 
-def _pick(observation: Any, path: Path) -> Any:
+def pick(observation: Any, path: Path) -> Any:
+    """The part of an observation that lies at a path."""
     for step in path:
         observation = observation[step]
     return observation
@@ -130,6 +132,16 @@ def _walk(space: spaces.Space, path: Path) -> Iterator[tuple[Path, spaces.Space]
             yield from _walk(part, (*path, index))
     else:
         yield path, space
+
+
+def without_texts(space: spaces.Space) -> spaces.Space:
+    """The same space with plain texts in place of suites' own classes of strings, which hold functions."""
+    if isinstance(space, spaces.Dict):
+        # An OrderedDict keeps its order; of a plain one Gymnasium would sort the names.
+        return spaces.Dict(OrderedDict((name, without_texts(part)) for name, part in space.spaces.items()))
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([without_texts(part) for part in space.spaces])
+    return spaces.Text(1) if _is_text(space) else space
 
 
 def _key(path: Path, space: spaces.Space) -> str:
@@ -148,6 +160,15 @@ def is_image(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
+def value_counts(space: spaces.Space) -> tuple[int, ...] | None:
+    """How many values each element of a discrete space has; None: it is another kind of space."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(int(n) for n in space.nvec.reshape(-1))
+    return (2,) * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else None
+
+
 def lone_key(space: spaces.Space) -> str:
     """The name of an observation that is no Dict or Tuple."""
     return "image" if is_image(space) else "vector" if isinstance(space, spaces.Box) else "discrete"
@@ -159,15 +180,13 @@ def _leaf(path: Path, key: str, space: spaces.Space, env_id: str) -> Leaf:
             shape = space.shape if len(space.shape) == 3 else (*space.shape, 1)
             return Leaf(path, key, ArraySpec(shape, "uint8"), space.shape)
         return Leaf(path, key, _vector_spec(space), space.shape)
-    if isinstance(space, spaces.Discrete):
-        return Leaf(path, key, ArraySpec((), "int64", num_values=(int(space.n),)), (), int(space.start))
-    if isinstance(space, spaces.MultiDiscrete):
-        counts = tuple(int(n) for n in space.nvec.reshape(-1))
-        start = np.asarray(space.start, dtype=np.int64).reshape(-1)
-        return Leaf(path, key, ArraySpec((len(counts),), "int64", num_values=counts), space.nvec.shape, start)
-    if isinstance(space, spaces.MultiBinary):
-        count = int(np.prod(space.shape))
-        return Leaf(path, key, ArraySpec((count,), "int64", num_values=(2,) * count), tuple(space.shape))
+    counts = value_counts(space)
+    if counts is not None:
+        assert space.shape is not None
+        start = np.asarray(getattr(space, "start", 0), dtype=np.int64).reshape(-1)
+        shape = () if isinstance(space, spaces.Discrete) else (len(counts),)
+        spec = ArraySpec(shape, "int64", num_values=counts)
+        return Leaf(path, key, spec, tuple(space.shape), start if shape else int(start[0]))
     place = f"observation '{key}'" if path else "the observation"
     raise ConfigError(
         f"environment '{env_id}': {place} is a {type(space).__name__} space ({space}), which has no array form. "

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from rl_lab.environments.cell import MAX_EPISODE_SEED, Cells, Restarts, drained, too_many_restarts
+from rl_lab.environments.cell import MAX_EPISODE_SEED, Cell, Restarts, too_many_restarts
 from rl_lab.environments.plain import from_text, to_text
-from rl_lab.environments.recipe import Blueprint, Recipe
+from rl_lab.environments.recipe import Blueprint
 from rl_lab.environments.rendering import FrameTaker
 from rl_lab.environments.snapshot import capture, restore
-from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.types import EnvRows, EnvSpec, RLLabError, RunError, StateTree
 
 
-def empty_rows(observation: dict[str, np.ndarray], num_envs: int) -> EnvRows:
+def empty_rows(observation: dict[str, np.ndarray]) -> EnvRows:
     """Rows with these observations; rewards and flags are zero."""
+    num_envs = len(next(iter(observation.values())))
     return EnvRows(observation, np.zeros(num_envs, np.float32), *(np.zeros(num_envs, bool) for _ in range(3)))
 
 
-def allocate_rows(converter: ObservationConverter, num_envs: int) -> EnvRows:
-    """Rows to be filled: observations uninitialised, rewards and flags zero."""
-    return empty_rows(converter.allocate(num_envs), num_envs)
+def saved_rows(observation: Mapping[str, Any], is_last: Any) -> EnvRows | None:
+    """The last rows of a saved state, as far as the next ones depend on them; None: there were none yet."""
+    if not observation:
+        return None
+    rows = empty_rows({key: np.asarray(values).copy() for key, values in observation.items()})
+    rows.is_last[:] = np.asarray(is_last)
+    return rows
 
 
 class VectorBase:
-    """What the ways of running N environments share: their spec, the rows they returned last, restart limits."""
+    """What the ways of running N environments share: their spec, the rows they returned last, events, saved states."""
 
     kind = "cells"  # in saved states: sync and async environments can continue each other's
 
@@ -37,18 +42,35 @@ class VectorBase:
         self.spec: EnvSpec = blueprint.spec
         self.blueprint = blueprint
         self._max_restarts = max_restarts
+        self._events: list[str] = []
         self._rows: EnvRows | None = None
 
-    def _check_restarts(self, recent: int, events: list[str]) -> None:
+    def drain_events(self) -> list[str]:
+        events = self._events[:]
+        self._events.clear()  # not a new list: cells write into this one
+        return events
+
+    def _check_restarts(self, recent: int) -> None:
         if recent > self._max_restarts:
-            raise too_many_restarts(self._max_restarts, events[-1] if events else "")
+            raise too_many_restarts(self._max_restarts, self._events[-1] if self._events else "")
 
-    def _state(self, **content: Any) -> StateTree:
-        return {"kind": self.kind, "num_envs": self.num_envs, **content}
+    def get_cells(self) -> list[Any]:
+        """The states of all cells."""
+        raise NotImplementedError
 
-    def _state_of_cells(self, cells: list[Any]) -> StateTree:
+    def set_cells(self, states: Sequence[Any], observation: dict[str, np.ndarray]) -> None:
+        """Cells continue from their states and the arrays of the last rows."""
+        raise NotImplementedError
+
+    def get_state(self) -> StateTree:
         observation = {} if self._rows is None else {k: v.copy() for k, v in self._rows.observation.items()}
-        return self._state(cells=cells, observation=observation)
+        return {"kind": self.kind, "num_envs": self.num_envs, "cells": self.get_cells(), "observation": observation}
+
+    def set_state(self, state: StateTree) -> None:
+        self._check_state(state)
+        observation = {key: np.asarray(values) for key, values in state["observation"].items()}
+        self.set_cells(state["cells"], observation)
+        self._rows = saved_rows(observation, [cell["needs_reset"] for cell in state["cells"]])
 
     def _check_state(self, state: StateTree) -> None:
         """A saved state fits the same way of running and the same number of environments."""
@@ -66,50 +88,80 @@ class VectorBase:
 
 
 class SyncEnvironment(VectorBase):
-    """Cells stepped one after the other: the fastest way for environments that cost microseconds."""
+    """Cells stepped one after the other: the fastest way for environments that cost microseconds.
+
+    In a worker process it is some of N environments, those from `first` on, perhaps after earlier ones were lost.
+    """
 
     def __init__(
-        self, recipe: Recipe, blueprint: Blueprint, *, num_envs: int, seeds: list[int], max_restarts: int
+        self,
+        build: Callable[[], gym.Env],
+        blueprint: Blueprint,
+        *,
+        seeds: Sequence[int],
+        max_restarts: int,
+        first: int = 0,
+        is_lost: Sequence[bool] | None = None,
+        restarts: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        super().__init__(blueprint, num_envs=num_envs, max_restarts=max_restarts)
-        self._cells = Cells(recipe, blueprint, seeds=seeds, max_restarts=max_restarts)
+        super().__init__(blueprint, num_envs=len(seeds), max_restarts=max_restarts)
+        self._frames = FrameTaker(self._events)
+        self.cells = [
+            Cell(
+                build=build,
+                converter=blueprint.observations,
+                index=first + i,
+                seed=seed,
+                max_restarts=max_restarts,
+                events=self._events,
+                is_lost=is_lost is not None and is_lost[i],
+                restarts=Restarts(*restarts[i]) if restarts else Restarts(),
+            )
+            for i, seed in enumerate(seeds)
+        ]
 
     def reset(self) -> EnvRows:
-        rows = allocate_rows(self.blueprint.observations, self.num_envs)
-        self._cells.reset(rows)
-        return self._checked(rows)
+        return self._next_rows(None)
 
     def step(self, action: np.ndarray) -> EnvRows:
         assert self._rows is not None, "reset() comes before step()"
-        rows = allocate_rows(self.blueprint.observations, self.num_envs)
-        for i in self._cells.step(np.asarray(action), rows):
-            for key, values in self._rows.observation.items():
+        return self._next_rows(np.asarray(action))
+
+    def fill(self, rows: EnvRows, action: np.ndarray | None) -> list[int]:
+        """Write what follows the action (None: a reset) into `rows`, whose rewards and flags are zero; the places of
+        those that failed, whose last observation is to be repeated."""
+        if action is None:
+            for i, cell in enumerate(self.cells):
+                cell.begin(rows, i)
+            return []
+        pairs = zip(self.cells, self.blueprint.actions.rows(action), strict=True)
+        return [i for i, (cell, one) in enumerate(pairs) if not cell.step(one, rows, i)]
+
+    def _next_rows(self, action: np.ndarray | None) -> EnvRows:
+        rows = empty_rows(self.blueprint.observations.allocate(self.num_envs))
+        for i in self.fill(rows, action):
+            for key, values in self._rows.observation.items():  # type: ignore[union-attr]
                 rows.observation[key][i] = values[i]
-        return self._checked(rows)
-
-    def _checked(self, rows: EnvRows | None) -> EnvRows:
         self._rows = rows
-        if self._cells.events:
-            self._check_restarts(sum(recent for _, recent in self._cells.restarts()), self._cells.events)
-        return rows  # type: ignore[return-value]
+        if self._events:
+            self._check_restarts(sum(cell.restarts.recent for cell in self.cells))
+        return rows
 
-    def get_state(self) -> StateTree:
-        return self._state_of_cells(self._cells.get_state())
+    def get_cells(self) -> list[Any]:
+        return [cell.get_state() for cell in self.cells]
 
-    def set_state(self, state: StateTree) -> None:
-        self._check_state(state)
-        observation = {key: np.asarray(value).copy() for key, value in state["observation"].items()}
-        self._cells.set_state(state["cells"], observation)
-        self._checked(empty_rows(observation, self.num_envs) if observation else None)
+    def set_cells(self, states: Sequence[Any], observation: dict[str, np.ndarray]) -> None:
+        for cell, state in zip(self.cells, states, strict=True):
+            cell.set_state(state, observation)
+        if self._events:
+            self._check_restarts(sum(cell.restarts.recent for cell in self.cells))
 
     def render(self) -> np.ndarray | None:
-        return self._cells.render()
-
-    def drain_events(self) -> list[str]:
-        return self._cells.drain_events()
+        return self._frames.take(self.cells[0].env)
 
     def close(self) -> None:
-        self._cells.close()
+        for cell in self.cells:
+            cell.close()
 
 
 class NativeEnvironment(VectorBase):
@@ -124,7 +176,6 @@ class NativeEnvironment(VectorBase):
         self._make, self._env = make, make()
         self._restarts = Restarts()
         self._seeds = np.random.default_rng(seed)
-        self._events: list[str] = []
         self._frames = FrameTaker(self._events)
         self._needs_reset = True
 
@@ -135,7 +186,7 @@ class NativeEnvironment(VectorBase):
                 break
             except Exception as error:  # noqa: BLE001 (see Cell._restart)
                 self._restart(error, "reset")
-        self._rows = empty_rows(self.blueprint.observations.batch(observation, self.num_envs), self.num_envs)
+        self._rows = empty_rows(self.blueprint.observations.batch(observation, self.num_envs))
         self._rows.is_first[:] = True
         self._needs_reset = False
         return self._rows
@@ -164,7 +215,7 @@ class NativeEnvironment(VectorBase):
 
     def _end_all(self, last: EnvRows) -> EnvRows:
         """Every episode ends, those that had just ended excepted: they begin and end at once."""
-        self._rows = empty_rows({key: values.copy() for key, values in last.observation.items()}, self.num_envs)
+        self._rows = empty_rows({key: values.copy() for key, values in last.observation.items()})
         self._rows.is_first[:] = last.is_last
         self._rows.is_last[:] = True
         self._needs_reset = True
@@ -176,7 +227,7 @@ class NativeEnvironment(VectorBase):
             f"The vector environment raised {type(error).__name__}: {error} in {call}; "
             f"all {self.num_envs} environments were restarted (restart {self._restarts.total})."
         )
-        self._check_restarts(self._restarts.recent, self._events)
+        self._check_restarts(self._restarts.recent)
         self._env = self._make()
 
     def get_state(self) -> StateTree:
@@ -185,7 +236,7 @@ class NativeEnvironment(VectorBase):
             rows = {"observation": dict(self._rows.observation), "is_last": self._rows.is_last}
             snapshot = capture(self._env)
         progress = {"seeds": to_text(self._seeds), **self._restarts.get_state(), "needs_reset": self._needs_reset}
-        return self._state(**progress, rows=rows, snapshot=snapshot)
+        return {"kind": self.kind, "num_envs": self.num_envs, **progress, "rows": rows, "snapshot": snapshot}
 
     def set_state(self, state: StateTree) -> None:
         self._check_state(state)
@@ -193,18 +244,12 @@ class NativeEnvironment(VectorBase):
         self._restarts.set_state(state)
         self._needs_reset = state["needs_reset"]
         self._rows = None
-        if state["rows"] is None:
-            return
-        restore(self._env, state["snapshot"], episode_seed=None)
-        observation = {key: np.asarray(value).copy() for key, value in state["rows"]["observation"].items()}
-        self._rows = empty_rows(observation, self.num_envs)
-        self._rows.is_last[:] = np.asarray(state["rows"]["is_last"])
+        if state["rows"] is not None:
+            restore(self._env, state["snapshot"], episode_seed=None)
+            self._rows = saved_rows(**state["rows"])
 
     def render(self) -> np.ndarray | None:
         return self._frames.take(self._env)
-
-    def drain_events(self) -> list[str]:
-        return drained(self._events)
 
     def close(self) -> None:
         self._env.close()

@@ -12,29 +12,30 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
-from rl_lab.environments.cell import Cells
 from rl_lab.environments.rendering import prepare_headless
+from rl_lab.environments.vector import SyncEnvironment
 from rl_lab.types import EnvRows, EnvSpec, RLLabError
 from rl_lab.utils.processes import ASKING
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+SharedArray = tuple[Any, tuple[int, ...], str]  # memory, shape, dtype
 
 
 @dataclass(frozen=True)
 class Job:
     """Everything a fresh process needs to run its part of N environments."""
 
-    build: Callable[[], Cells]
+    build: Callable[[], SyncEnvironment]
     part: slice
-    num_envs: int
-    spec: EnvSpec
+    memory: Mapping[str, SharedArray]
     modules: tuple[str, ...]
     search_path: tuple[str, ...]
     registered: Mapping[str, GymnasiumSpec]
@@ -43,9 +44,8 @@ class Job:
 class SharedRows:
     """The rows, the actions that answer them, and restart counts, in memory that both sides see."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, memory: Mapping[str, Any]) -> None:
-        layout = shared_layout(spec, num_envs)
-        arrays = {name: np.frombuffer(memory[name], dtype).reshape(shape) for name, (shape, dtype) in layout.items()}
+    def __init__(self, memory: Mapping[str, SharedArray]) -> None:
+        arrays = {name: np.frombuffer(raw, dtype).reshape(shape) for name, (raw, shape, dtype) in memory.items()}
         self.action = arrays.pop("action")
         self.restarts = arrays.pop("restarts")  # total, recent
         flags = {name: arrays.pop(name) for name in ("reward", "is_first", "is_last", "is_terminal")}
@@ -53,23 +53,25 @@ class SharedRows:
         self.rows = EnvRows(observation=observation, **flags)
 
 
-def shared_layout(spec: EnvSpec, num_envs: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of every shared array."""
-    return {
-        **{f"observation:{key}": ((num_envs, *array.shape), array.dtype) for key, array in spec.observation.items()},
-        "reward": ((num_envs,), "float32"),
-        **dict.fromkeys(("is_first", "is_last", "is_terminal"), ((num_envs,), "bool")),
-        "action": ((num_envs, *spec.action.shape), spec.action.dtype),
-        "restarts": ((num_envs, 2), "int64"),
+def share_memory(spec: EnvSpec, num_envs: int) -> dict[str, SharedArray]:
+    """Memory, shape and dtype of every shared array."""
+    layout: dict[str, tuple[tuple[int, ...], str]] = {
+        **{f"observation:{key}": (array.shape, array.dtype) for key, array in spec.observation.items()},
+        "reward": ((), "float32"),
+        **dict.fromkeys(("is_first", "is_last", "is_terminal"), ((), "bool")),
+        "action": (spec.action.shape, spec.action.dtype),
+        "restarts": ((2,), "int64"),
     }
+    sizes = {name: num_envs * int(np.prod(shape)) * np.dtype(dtype).itemsize for name, (shape, dtype) in layout.items()}
+    return {name: (RawArray("b", sizes[name]), (num_envs, *shape), dtype) for name, (shape, dtype) in layout.items()}
 
 
-def work(job: Job, connection: Connection, memory: Mapping[str, Any]) -> None:
+def work(job: Job, connection: Connection) -> None:
     """The child's main: answer commands until it is asked to close or the parent is gone."""
     _live_and_die_with_parent()
     sys.path[:] = list(job.search_path)
     prepare_headless()
-    mine: WorkerCells | None = None
+    mine: Part | None = None
     answer: tuple[str, Any, Any]
     while True:
         try:
@@ -80,13 +82,13 @@ def work(job: Job, connection: Connection, memory: Mapping[str, Any]) -> None:
             break
         try:
             if mine is None:
-                mine = WorkerCells(job, memory)
-            answer = ("ok", mine.answer(command, arguments), mine.cells.drain_events())
+                mine = Part(job)
+            answer = ("ok", mine.answer(command, arguments), mine.environment.drain_events())
         except RLLabError as error:
             answer = ("raise", type(error).__name__, str(error))
         connection.send(answer)
     if mine is not None:
-        mine.cells.close()
+        mine.environment.close()
 
 
 def _live_and_die_with_parent() -> None:
@@ -107,24 +109,24 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-class WorkerCells:
-    """The cells of one worker and its part of the shared rows."""
+class Part:
+    """The environments of one worker and their part of the shared rows."""
 
-    def __init__(self, job: Job, memory: Mapping[str, Any]) -> None:
+    def __init__(self, job: Job) -> None:
         for name in job.modules:
             importlib.import_module(name)
         for name, spec in job.registered.items():
             gym.registry.setdefault(name, spec)
-        shared = SharedRows(job.spec, job.num_envs, memory)
+        shared = SharedRows(job.memory)
         self._rows = shared.rows.map(lambda values: values[job.part])
         self._action, self._restarts = shared.action[job.part], shared.restarts[job.part]
-        self.cells = job.build()
+        self.environment = job.build()
 
     def answer(self, command: str, arguments: tuple[Any, ...]) -> Any:
         if command in ("reset", "step"):
             for values in (self._rows.reward, self._rows.is_first, self._rows.is_last, self._rows.is_terminal):
                 values[:] = 0
-            arguments = (self._action, self._rows) if command == "step" else (self._rows,)
-        result = getattr(self.cells, command)(*arguments)
-        self._restarts[:] = self.cells.restarts()
+            command, arguments = "fill", (self._rows, self._action if command == "step" else None)
+        result = getattr(self.environment, command)(*arguments)
+        self._restarts[:] = [(cell.restarts.total, cell.restarts.recent) for cell in self.environment.cells]
         return result

@@ -143,60 +143,44 @@ class TimeLimit(gym.wrappers.TimeLimit):
 
 
 @register_wrapper("scale_reward")
-class ScaleReward(gym.RewardWrapper):
+class ScaleReward(gym.wrappers.TransformReward):
     """reward * scale"""
 
     def __init__(self, env: gym.Env, scale: float) -> None:
-        super().__init__(env)
-        self.scale = scale
-
-    def reward(self, reward: SupportsFloat) -> float:
-        return float(reward) * self.scale
+        super().__init__(env, lambda reward: float(reward) * scale)
 
 
 @register_wrapper("clip_reward")
-class ClipReward(gym.RewardWrapper):
+class ClipReward(gym.wrappers.TransformReward):
     """reward clipped to [low, high]"""
 
     def __init__(self, env: gym.Env, low: float = -1.0, high: float = 1.0) -> None:
         require_order(low, high)
-        super().__init__(env)
-        self.low, self.high = low, high
-
-    def reward(self, reward: SupportsFloat) -> float:
-        return float(np.clip(float(reward), self.low, self.high))  # NaN stays NaN
+        super().__init__(env, lambda reward: float(np.clip(float(reward), low, high)))  # NaN stays NaN
 
 
 @register_wrapper("sign_reward")
-class SignReward(gym.RewardWrapper):
+class SignReward(gym.wrappers.TransformReward):
     """-1, 0 or 1"""
 
-    def reward(self, reward: SupportsFloat) -> float:
-        return float(np.sign(float(reward)))
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env, lambda reward: float(np.sign(float(reward))))
 
 
 @register_wrapper("shift_reward")
-class ShiftReward(gym.RewardWrapper):
+class ShiftReward(gym.wrappers.TransformReward):
     """reward + shift"""
 
     def __init__(self, env: gym.Env, shift: float) -> None:
-        super().__init__(env)
-        self.shift = shift
-
-    def reward(self, reward: SupportsFloat) -> float:
-        return float(reward) + self.shift
+        super().__init__(env, lambda reward: float(reward) + shift)
 
 
 @register_wrapper("step_penalty")
-class StepPenalty(gym.RewardWrapper):
+class StepPenalty(gym.wrappers.TransformReward):
     """reward - penalty on every step, so that short episodes pay"""
 
     def __init__(self, env: gym.Env, penalty: float) -> None:
-        super().__init__(env)
-        self.penalty = penalty
-
-    def reward(self, reward: SupportsFloat) -> float:
-        return float(reward) - self.penalty
+        super().__init__(env, lambda reward: float(reward) - penalty)
 
 
 @register_wrapper("state_count_bonus")
@@ -262,7 +246,7 @@ class RemapActions(gym.Wrapper):
 
 
 @register_wrapper("discretise_actions")
-class DiscretiseActions(gym.ActionWrapper):
+class DiscretiseActions(gym.wrappers.TransformAction):
     """A bounded Box as `bins` evenly spaced values per dimension, both bounds included"""
 
     def __init__(self, env: gym.Env, bins: int) -> None:
@@ -272,30 +256,21 @@ class DiscretiseActions(gym.ActionWrapper):
                 f"bins is {bins!r} for {space}; it must be a whole number of at least 2 "
                 "and the space must have finite bounds (clip_actions gives it some)."
             )
-        super().__init__(env)
-        self.values = np.linspace(space.low.reshape(-1), space.high.reshape(-1), bins).astype(space.dtype)  # [bins, A]
-        dimensions = self.values.shape[1]
-        self.action_space = spaces.Discrete(bins) if dimensions == 1 else spaces.MultiDiscrete([bins] * dimensions)
-
-    def action(self, action: Any) -> np.ndarray:
-        chosen = np.atleast_1d(np.asarray(action, dtype=np.int64))
-        return self.values[chosen, np.arange(len(chosen))].reshape(self.env.action_space.shape)  # type: ignore[arg-type]
+        values = np.linspace(space.low.reshape(-1), space.high.reshape(-1), bins).astype(space.dtype)  # [bins, A]
+        dimensions = np.arange(values.shape[1])
+        chosen = spaces.Discrete(bins) if len(dimensions) == 1 else spaces.MultiDiscrete([bins] * len(dimensions))
+        super().__init__(env, lambda action: values[action, dimensions].reshape(space.shape), chosen)
 
 
 @register_wrapper("clip_actions")
-class ClipActions(gym.ActionWrapper):
+class ClipActions(gym.wrappers.TransformAction):
     """Narrows a Box to [low, high], so that policies reach those bounds with -1 and 1"""
 
     def __init__(self, env: gym.Env, low: float = -1.0, high: float = 1.0) -> None:
         space = _require_action_space(env, spaces.Box)
         require_order(low, high)
-        super().__init__(env)
-        self.action_space = spaces.Box(np.maximum(space.low, low), np.minimum(space.high, high), dtype=space.dtype)
-
-    def action(self, action: Any) -> np.ndarray:
-        box = self.action_space
-        assert isinstance(box, spaces.Box)
-        return np.clip(action, box.low, box.high)
+        box = spaces.Box(np.maximum(space.low, low), np.minimum(space.high, high), dtype=space.dtype)
+        super().__init__(env, lambda action: np.clip(action, box.low, box.high), box)
 
 
 @register_wrapper("sticky_actions")

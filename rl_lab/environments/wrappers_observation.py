@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_lab.environments.spaces import is_image, lone_key
+from rl_lab.environments.spaces import is_image, lone_key, value_counts
 from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive
 from rl_lab.types import ConfigError, did_you_mean
 
+Change = tuple[spaces.Space, Callable[[Any], Any]]  # the new space of an entry, and how its values become the new ones
 
-class PerEntry(gym.ObservationWrapper):
-    """Base: `fits` says which spaces change, `convert_space` and `convert` how."""
+
+class PerEntry(gym.wrappers.TransformObservation):
+    """Base: `change` says what becomes of an entry of the observation (its key is None when it is alone)."""
 
     def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
         space = env.observation_space
-        entries: dict[Any, Any] = dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
-        self.changed_keys = [key for key, part in entries.items() if self.fits(part)]
-        if not self.changed_keys:
+        entries: Mapping[Any, Any] = space.spaces if isinstance(space, spaces.Dict) else {None: space}
+        changes = {key: change for key, part in entries.items() if (change := self.change(part, key)) is not None}
+        if not changes:
             raise ConfigError(f"it finds nothing to change in the observation {space}.")
-        converted = {k: self.convert_space(part) if k in self.changed_keys else part for k, part in entries.items()}
-        self.observation_space = spaces.Dict(converted) if isinstance(space, spaces.Dict) else converted[None]
 
-    def fits(self, space: spaces.Space) -> bool:
+        def convert(observation: Any) -> Any:
+            return {**observation, **{key: change(observation[key]) for key, (_, change) in changes.items()}}
+
+        if isinstance(space, spaces.Dict):
+            super().__init__(env, convert, spaces.Dict({**entries, **{key: new for key, (new, _) in changes.items()}}))
+        else:
+            super().__init__(env, changes[None][1], changes[None][0])
+
+    def change(self, space: Any, key: str | None) -> Change | None:
+        """None: the entry stays as it is."""
         raise NotImplementedError
-
-    def convert_space(self, space: Any) -> spaces.Space:
-        raise NotImplementedError
-
-    def convert(self, value: Any, key: str | None) -> Any:
-        raise NotImplementedError
-
-    def observation(self, observation: Any) -> Any:
-        if self.changed_keys == [None]:
-            return self.convert(observation, None)
-        return {k: self.convert(v, k) if k in self.changed_keys else v for k, v in observation.items()}
-
-    def source_space(self, key: str | None) -> Any:
-        space = self.env.observation_space
-        return space if key is None else space[key]  # type: ignore[index]
 
 
 @register_wrapper("frame_stack")
@@ -57,24 +50,20 @@ class FrameStack(PerEntry):
         self.stacks: dict[str, np.ndarray] = {}
         super().__init__(env)
 
-    def fits(self, space: spaces.Space) -> bool:
-        return isinstance(space, spaces.Box)
+    def change(self, space: Any, key: str | None) -> Change | None:
+        if not isinstance(space, spaces.Box):
+            return None
+        shape = (*space.shape[:2], -1) if is_image(space) else (-1,)
 
-    def convert_space(self, space: Any) -> spaces.Space:
-        low, high = ([self._frame(bound, space)] * self.count for bound in (space.low, space.high))
-        return spaces.Box(np.concatenate(low, axis=-1), np.concatenate(high, axis=-1), dtype=space.dtype)
+        def stack(value: Any) -> np.ndarray:
+            frame = np.reshape(value, shape)
+            old = self.stacks.get(str(key))
+            kept = [frame] * (self.count - 1) if old is None else [old[..., frame.shape[-1] :]]
+            self.stacks[str(key)] = np.concatenate([*kept, frame], axis=-1)
+            return self.stacks[str(key)].copy()
 
-    def _frame(self, value: Any, space: spaces.Box) -> np.ndarray:
-        if is_image(space):
-            return np.asarray(value).reshape(*space.shape[:2], -1)
-        return np.asarray(value).reshape(-1)
-
-    def convert(self, value: Any, key: str | None) -> np.ndarray:
-        frame = self._frame(value, self.source_space(key))
-        old = self.stacks.get(str(key))
-        kept = [frame] * (self.count - 1) if old is None else [old[..., frame.shape[-1] :]]
-        self.stacks[str(key)] = np.concatenate([*kept, frame], axis=-1)
-        return self.stacks[str(key)].copy()
+        low, high = (np.concatenate([b.reshape(shape)] * self.count, axis=-1) for b in (space.low, space.high))
+        return spaces.Box(low, high, dtype=space.dtype), stack
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         self.stacks.clear()
@@ -85,15 +74,15 @@ class FrameStack(PerEntry):
 class Grey(PerEntry):
     """RGB images to one channel, with the luma weights 77, 150, 29 of 256 (ITU-R BT.601)"""
 
-    def fits(self, space: spaces.Space) -> bool:
-        return is_image(space) and len(space.shape or ()) == 3 and space.shape[2] == 3  # type: ignore[index]
+    def change(self, space: Any, key: str | None) -> Change | None:
+        if not is_image(space) or space.shape[2:] != (3,):
+            return None
+        weights = np.array([77, 150, 29], np.uint32)
 
-    def convert_space(self, space: Any) -> spaces.Space:
-        return spaces.Box(0, 255, (*space.shape[:2], 1), np.uint8)
+        def grey(image: Any) -> np.ndarray:
+            return ((np.asarray(image).astype(np.uint32) @ weights) >> 8).astype(np.uint8)[..., None]
 
-    def convert(self, value: Any, key: str | None) -> np.ndarray:
-        weighted = np.asarray(value).astype(np.uint32) @ np.array([77, 150, 29], np.uint32)
-        return (weighted >> 8).astype(np.uint8)[..., None]
+        return spaces.Box(0, 255, (*space.shape[:2], 1), np.uint8), grey
 
 
 def area_resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -114,54 +103,45 @@ class Resize(PerEntry):
         self.height, self.width = height, width
         super().__init__(env)
 
-    def fits(self, space: spaces.Space) -> bool:
-        return is_image(space)
-
-    def convert_space(self, space: Any) -> spaces.Space:
-        channels = space.shape[2] if len(space.shape) == 3 else 1
-        return spaces.Box(0, 255, (self.height, self.width, channels), np.uint8)
-
-    def convert(self, value: Any, key: str | None) -> np.ndarray:
-        image = np.asarray(value)
-        return area_resize(image if image.ndim == 3 else image[..., None], self.height, self.width)
+    def change(self, space: Any, key: str | None) -> Change | None:
+        if not is_image(space):
+            return None
+        height, width = self.height, self.width
+        new = spaces.Box(0, 255, (height, width, *(space.shape[2:] or (1,))), np.uint8)
+        return new, lambda image: area_resize(np.atleast_3d(image), height, width)
 
 
 @register_wrapper("one_hot")
 class OneHot(PerEntry):
     """Discrete and MultiDiscrete values as vectors of zeros and ones"""
 
-    def fits(self, space: spaces.Space) -> bool:
-        return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
-
-    def convert_space(self, space: Any) -> spaces.Space:
-        return spaces.Box(0.0, 1.0, (spaces.flatdim(space),), np.float32)
-
-    def convert(self, value: Any, key: str | None) -> np.ndarray:
-        return np.asarray(spaces.flatten(self.source_space(key), value), dtype=np.float32)
+    def change(self, space: Any, key: str | None) -> Change | None:
+        if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            return None
+        new = spaces.Box(0.0, 1.0, (spaces.flatdim(space),), np.float32)
+        return new, lambda value: np.asarray(spaces.flatten(space, value), dtype=np.float32)
 
 
 @register_wrapper("rescale_observation")
 class RescaleObservation(PerEntry):
     """Dimensions with finite bounds are moved to [-1, 1]; the others stay as they are"""
 
-    def fits(self, space: spaces.Space) -> bool:
+    def change(self, space: Any, key: str | None) -> Change | None:
         if not isinstance(space, spaces.Box) or is_image(space):
-            return False
-        return bool(np.any(np.isfinite(space.low) & np.isfinite(space.high)))
-
-    def convert_space(self, space: Any) -> spaces.Space:
-        bounded, _, _ = self._bounds(space)
-        return spaces.Box(np.where(bounded, -1.0, space.low), np.where(bounded, 1.0, space.high), dtype=np.float32)
-
-    def _bounds(self, space: spaces.Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            return None
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        bounded = np.isfinite(low) & np.isfinite(high) & (low < high)
-        return bounded, np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
+        is_finite = np.isfinite(low) & np.isfinite(high)
+        if not is_finite.any():
+            return None
+        bounded = is_finite & (low < high)
+        low, high = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
 
-    def convert(self, value: Any, key: str | None) -> np.ndarray:
-        bounded, low, high = self._bounds(self.source_space(key))
-        exact = np.asarray(value, dtype=np.float64)
-        return np.where(bounded, 2.0 * (exact - low) / (high - low) - 1.0, exact).astype(np.float32)
+        def rescale(value: Any) -> np.ndarray:
+            exact = np.asarray(value, dtype=np.float64)
+            return np.where(bounded, 2.0 * (exact - low) / (high - low) - 1.0, exact).astype(np.float32)
+
+        new_low, new_high = np.where(bounded, -1.0, space.low), np.where(bounded, 1.0, space.high)
+        return spaces.Box(new_low, new_high, dtype=np.float32), rescale
 
 
 def _can_be_flat(space: spaces.Space) -> bool:
@@ -172,27 +152,24 @@ def _can_be_flat(space: spaces.Space) -> bool:
 
 
 @register_wrapper("flatten")
-class Flatten(gym.ObservationWrapper):
+class Flatten(gym.wrappers.TransformObservation):
     """The whole observation as one vector; Discrete parts become one-hot"""
 
     def __init__(self, env: gym.Env) -> None:
-        if not _can_be_flat(env.observation_space):
-            raise ConfigError(f"it cannot flatten {env.observation_space}: use select_keys to drop a part.")
-        super().__init__(env)
-        flat = spaces.flatten_space(env.observation_space)
-        assert isinstance(flat, spaces.Box)
-        self.observation_space = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
-
-    def observation(self, observation: Any) -> np.ndarray:
-        return np.asarray(spaces.flatten(self.env.observation_space, observation), dtype=np.float32)
+        space = env.observation_space
+        if not _can_be_flat(space):
+            raise ConfigError(f"it cannot flatten {space}: use select_keys to drop a part.")
+        flat: Any = spaces.flatten_space(space)
+        vector = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
+        super().__init__(env, lambda seen: np.asarray(spaces.flatten(space, seen), dtype=np.float32), vector)
 
 
 @register_wrapper("select_keys")
-class SelectKeys(gym.ObservationWrapper):
+class SelectKeys(gym.wrappers.TransformObservation):
     """Only the named entries of a Dict observation"""
 
     def __init__(self, env: gym.Env, keys: Sequence[str]) -> None:
-        space = env.observation_space
+        space: Any = env.observation_space
         known = list(space.spaces) if isinstance(space, spaces.Dict) else []
         for key in keys:
             if key not in known:
@@ -200,12 +177,8 @@ class SelectKeys(gym.ObservationWrapper):
                     f"the observation has no '{key}'.{did_you_mean(key, known)} "
                     f"It has: {', '.join(known) or 'no names, it is ' + type(space).__name__}."
                 )
-        super().__init__(env)
-        self.keys = list(keys)
-        self.observation_space = spaces.Dict({key: space[key] for key in self.keys})  # type: ignore[index]
-
-    def observation(self, observation: Any) -> dict[str, Any]:
-        return {key: observation[key] for key in self.keys}
+        kept = spaces.Dict({key: space[key] for key in keys})
+        super().__init__(env, lambda observation: {key: observation[key] for key in kept}, kept)
 
 
 @register_wrapper("pixel_observation")
@@ -239,11 +212,11 @@ class ActionMask(gym.Wrapper):
     action_mask(). A lone observation is called vector, image or discrete beside it."""
 
     def __init__(self, env: gym.Env) -> None:
-        space = env.action_space
-        if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            raise ConfigError(f"it needs discrete actions, this environment has {space}.")
+        counts = value_counts(env.action_space)
+        if counts is None:
+            raise ConfigError(f"it needs discrete actions, this environment has {env.action_space}.")
         super().__init__(env)
-        self.mask_size = int(space.n) if isinstance(space, spaces.Discrete) else int(np.sum(space.nvec))
+        self.mask_size = sum(counts)
         old = env.observation_space
         self.lone_key = "" if isinstance(old, spaces.Dict) else lone_key(old)
         entries = dict(old.spaces) if isinstance(old, spaces.Dict) else {self.lone_key: old}

@@ -3,31 +3,30 @@
     environments -> logger -> runtime -> buffers -> collector, evaluator -> agent (components -> controllers
                  -> optimizers -> workflow) -> scheduler -> housekeeping -> orchestrator
 
-No config object goes further than this file and agent.py: everything behind them gets numbers, names and things.
+No config object goes further than this file: everything behind it gets numbers, names and things.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
 from zlib import crc32
 
 import torch
+from torch import nn
 
 from rl_lab.buffers.base import Buffer
 from rl_lab.buffers.budget import predict
 from rl_lab.collection.collector import Collector
 from rl_lab.collection.evaluator import Evaluator
-from rl_lab.config.construct import call_checked, construct, import_plugins
+from rl_lab.config.construct import PART_KEYS, READERS, call_checked, construct, import_plugins
 from rl_lab.config.schema import Config, EvaluationBlock, Settings, read_settings, refuse_steps_that_never_come
 from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
-from rl_lab.experiment.agent import Agent, build_agent, build_runtime
 from rl_lab.experiment.film import film_plan
-from rl_lab.experiment.plans import make_plans
 from rl_lab.experiment.saver import REPLAY, RandomState, make_saver
 from rl_lab.kernels.door import listen
 from rl_lab.metrics.logger import MetricLogger
@@ -35,16 +34,60 @@ from rl_lab.metrics.system import SystemUsage
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.time_split import TimeSplit
 from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
-from rl_lab.orchestration.housekeeping import Housekeeping
+from rl_lab.orchestration.cadence import Cadence
+from rl_lab.orchestration.housekeeping import EvaluationPlan, Housekeeping, Prune, go_on
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler, total_steps
+from rl_lab.orchestration.stopping import StopRules
 from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state
+from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime, import_triton_first
-from rl_lab.types import Metrics
-from rl_lab.utils.seeding import stream_seed
+from rl_lab.training.schedules import parse_number
+from rl_lab.types import ConfigError, EnvSpec, Metrics, ScheduledNumber, did_you_mean
+from rl_lab.utils.seeding import seed_everything, stream_seed
 from rl_lab.utils.timing import Stopwatch
+from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.context import Parts, WorkflowContext
+
+POLICY = ("components", "controllers")  # the sections of a checkpoint that act
+READERS[ScheduledNumber] = parse_number  # for buffers, which know no schedules
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A workflow with its parts, ready to act; it needs a spec but no environment."""
+
+    workflow: Workflow
+    runtime: Runtime
+    components: Parts
+    controllers: Parts
+    optimizers: Parts
+
+    def state_targets(self) -> dict[str, Any]:
+        """What a policy is made of, as sections of a checkpoint."""
+        return {
+            "components": {name: part for name, part in self.components.items() if isinstance(part, nn.Module)},
+            "controllers": {name: part for name, part in self.controllers.items() if isinstance(part, nn.Module)},
+            "optimizers": dict(self.optimizers),
+        }
+
+    def restore(self, checkpoint: Checkpoint, sections: Sequence[str]) -> None:
+        """Take over some sections of a checkpoint."""
+        targets = self.state_targets()
+        apply_state({name: targets[name] for name in sections}, {name: checkpoint.state[name] for name in sections})
+
+    def left_out(self) -> list[str]:
+        """Sentences about what could learn, but no optimizer changes."""
+        learning = {id(each) for optimizer in self.optimizers.values() for each in optimizer.parameters}
+        return [
+            f"{name} never learns: no optimizer names it in its `parts`."
+            for name, part in {**self.components, **self.controllers}.items()
+            if isinstance(part, nn.Module)
+            and (own := [id(each) for each in part.parameters() if each.requires_grad])
+            and learning.isdisjoint(own)
+        ]
 
 
 @dataclass
@@ -62,7 +105,7 @@ class Experiment:
     time_split: TimeSplit
     targets: dict[str, Any]  # section of a checkpoint -> the object whose state it holds
 
-    WARM_SECTIONS: ClassVar[tuple[str, ...]] = ("components", "controllers", "optimizers")  # all a warm start reads
+    WARM_SECTIONS: ClassVar[tuple[str, ...]] = (*POLICY, "optimizers")  # all a warm start reads
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue exactly where a checkpoint was taken; random generators last, since restoring may draw."""
@@ -71,9 +114,7 @@ class Experiment:
 
     def warm_start(self, checkpoint: Checkpoint, *, with_optimizers: bool) -> None:
         """Take over the weights (and the optimisers), not the counters, the schedules or the environments."""
-        sections = self.WARM_SECTIONS if with_optimizers else self.WARM_SECTIONS[:2]
-        targets = self.agent.state_targets()
-        apply_state({name: targets[name] for name in sections}, {name: checkpoint.state[name] for name in sections})
+        self.agent.restore(checkpoint, self.WARM_SECTIONS if with_optimizers else POLICY)
         self.agent.runtime.forget_captures()
 
     def close(self) -> None:
@@ -89,11 +130,11 @@ def build(
     quiet: bool = False,
     interrupted: Callable[[], bool] = lambda: False,
     on_save: Callable[[Housekeeping], None] = lambda housekeeping: None,
-    prune: Callable[[dict[str, Any]], str | None] = lambda row: None,
+    prune: Prune = go_on,
 ) -> Experiment:
     """The whole experiment; with `run` None nothing is written (checks and dry runs)."""
     settings = read_settings(config)
-    plans = make_plans(settings)
+    plans, films = make_plans(settings)
     with ExitStack() as opened:  # a config that is refused half-way leaves no worker and no open file behind
         environment = build_environment(config, stream="train_environment")
         opened.callback(environment.close)
@@ -115,11 +156,8 @@ def build(
             usage=_usage(time_split, stopwatch, scheduler),
             display=display,
             stopwatch=stopwatch,
-            log_cadence=plans.log,
-            checkpoint_cadence=plans.checkpoint,
-            evaluation=plans.evaluation,
-            stop_rules=plans.stop,
-            films=film_plan(run, settings.evaluation, plans.film, agent, evaluator),
+            films=film_plan(run, settings.evaluation, films, workflow, evaluator),
+            **plans,
             on_save=on_save,
             prune=prune,
         )
@@ -137,11 +175,24 @@ def build(
             logger.message(sentence)
         opened.pop_all()
     listen(logger.message)
-    for remark in (*runtime.remarks(workflow), *workflow.remarks(), *agent.left_out()):
+    for remark in (*runtime.remarks(workflow), *agent.left_out()):
         warn(remark)
     return Experiment(
         settings, agent, environment, evaluator, logger, display, housekeeping, orchestrator, time_split, targets
     )
+
+
+def make_plans(settings: Settings) -> tuple[dict[str, Any], Cadence]:
+    """When housekeeping logs, saves, evaluates and stops, and when a world model is filmed."""
+    log, save, look = settings.logging, settings.checkpoint, settings.evaluation
+    cadence = Cadence(look.every_steps, look.every_updates, place="evaluation")
+    plans = {
+        "log_cadence": Cadence(log.every_steps, log.every_updates, place="logging"),
+        "checkpoint_cadence": Cadence(None, save.every_updates, save.every_minutes, place="training.checkpoint"),
+        "evaluation": EvaluationPlan(cadence, look.warmup_steps, look.episodes, look.final_episodes),
+        "stop_rules": StopRules(**asdict(settings.stop)),
+    }
+    return plans, Cadence(look.dream_every_steps, look.dream_every_updates, place="evaluation.dream")
 
 
 def check(config: Config) -> None:
@@ -238,3 +289,113 @@ def _usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseSchedule
         return metrics
 
     return usage
+
+
+# --- the agent: what acts and learns; it needs a spec but no environment ---
+
+
+def build_runtime(config: Config) -> Runtime:
+    return call_checked(Runtime, config["runtime"] or {}, place="runtime")
+
+
+def build_agent(
+    config: Config, spec: EnvSpec, *, runtime: Runtime, collector: Any = None, evaluator: Any = None
+) -> Agent:
+    """The workflow with its parts; seeded, so that the same config starts from the same weights."""
+    import_plugins(tuple(config["plugins"] or ()))
+    seed_everything(int(config["seed"]))
+    components, controllers, optimizers = build_parts(config, spec, runtime)
+    workflow = construct(config["algorithm"], place="algorithm", plugins=tuple(config["plugins"] or ()))
+    if not isinstance(workflow, Workflow):
+        raise ConfigError(f"algorithm._target_ builds a {type(workflow).__name__}, which is not a Workflow.")
+    context = WorkflowContext(
+        components=components,
+        controllers=controllers,
+        optimizers=optimizers,
+        collector=collector,
+        evaluator=evaluator,
+        runtime=runtime,
+        spec=spec,
+        num_envs=int(config["environment"]["num_envs"]),
+    )
+    workflow.initialize(context)
+    for parts in (components, optimizers):
+        _refuse_unused(parts, workflow)
+    runtime.compile_methods(workflow)
+    runtime.capture_methods(workflow)
+    return Agent(workflow, runtime, components, controllers, optimizers)
+
+
+def build_parts(config: Config, spec: EnvSpec, runtime: Runtime) -> tuple[Parts, Parts, Parts]:
+    """Components, then controllers, then optimizers; sizes flow from the spec and from part to part."""
+    plugins = tuple(config["plugins"] or ())
+    injected = {
+        "observation": dict(spec.observation),
+        "action": spec.action,
+        "num_envs": int(config["environment"]["num_envs"]),
+    }
+    built: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {"components": {}, "controllers": {}}
+    for group, parts in groups.items():
+        for name in _in_build_order(config[group] or {}):
+            block = config[group][name]
+            part = construct(block, place=f"{group}.{name}", injected=injected, parts=built, plugins=plugins)
+            parts[name] = built[name] = part.to(runtime.device) if isinstance(part, nn.Module) else part
+    optimizers = {
+        name: _build_optimizer(name, block, built, runtime)
+        for name, block in (config["optimizers"] or {}).items()
+        if block is not None
+    }
+    return (
+        Parts("components", groups["components"]),
+        Parts("controllers", groups["controllers"]),
+        Parts("optimizers", optimizers),
+    )
+
+
+def _in_build_order(blocks: Mapping[str, Any]) -> list[str]:
+    """Parts after the parts they take their input from; a block set to null is not there."""
+    waiting = {name: block for name, block in blocks.items() if block is not None}
+    order: list[str] = []
+    while waiting:
+        ready = [name for name, block in waiting.items() if not _inputs(block) & (waiting.keys() - {name})]
+        if not ready:
+            raise ConfigError(f"These blocks take their input from each other in a circle: {', '.join(waiting)}.")
+        order += ready
+        waiting = {name: block for name, block in waiting.items() if name not in ready}
+    return order
+
+
+def _inputs(block: Mapping[str, Any]) -> set[str]:
+    named = [block[key] for key in PART_KEYS if key in block] if isinstance(block, Mapping) else []
+    return {str(name) for each in named for name in (each if isinstance(each, list | tuple) else [each])}
+
+
+def _build_optimizer(name: str, block: Mapping[str, Any], built: Mapping[str, Any], runtime: Runtime) -> Optimizer:
+    place = f"optimizers.{name}"
+    settings = {key: value for key, value in block.items() if key != "parts"}
+    if "parts" not in block:
+        raise ConfigError(f"{place} does not say what it trains: write `parts: [encoder, actor]`.")
+    parts, known = block["parts"], f"There are: {', '.join(built)}."
+    if not isinstance(parts, list | tuple):
+        raise ConfigError(f"{place}.parts is {parts!r}: write a list, such as [encoder, actor].")
+    for part in parts:  # one that is not there is left out, unless it looks like a slip
+        hint = "" if part in built else did_you_mean(part, [name for name in built if name not in parts])
+        if hint:
+            raise ConfigError(f"{place}.parts names '{part}', which is no component.{hint} {known}")
+    modules = {part: built[part] for part in parts if isinstance(built.get(part), nn.Module)}
+    if not modules:
+        raise ConfigError(f"{place}.parts is {parts}: none of them is a component. {known}")
+    injected = {"parameters": modules, "precision": runtime.precision, "world": None}
+    return call_checked(Optimizer, settings, place=place, injected=injected)
+
+
+def _refuse_unused(parts: Parts, workflow: Workflow) -> None:
+    """A part that the workflow never asks for would sit there and learn nothing."""
+    unused = [name for name in parts if name not in parts.asked]
+    if unused:
+        raise ConfigError(
+            f"{parts.kind}.{unused[0]} is not used by {type(workflow).__name__}.{did_you_mean(unused[0], parts.asked)} "
+            f"It uses: {', '.join(sorted(parts.asked)) or 'none'}. "
+            f"Write `{parts.kind}.{unused[0]}: null` to leave it out."
+        )

@@ -17,10 +17,8 @@ from rl_lab.collection.collector import Collector
 from rl_lab.collection.recorder import EpisodeRecorder
 from rl_lab.config.compose import compose
 from rl_lab.config.schema import read_settings
-from rl_lab.environments.base import Environment
 from rl_lab.environments.lookup import find
-from rl_lab.experiment.agent import build_agent, build_runtime
-from rl_lab.experiment.build import build_environment
+from rl_lab.experiment.build import build_agent, build_environment, build_runtime
 from rl_lab.experiment.load import load_checkpoint, open_config, restore_policy
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs.checkpoint import Checkpoint
@@ -131,16 +129,29 @@ def _collect(
             custom = {"workflow_custom": checkpoint.state["workflow_custom"]}
             apply_state({"workflow_custom": agent.workflow}, custom)
         episodes = _episodes(recorder, agent.workflow, collector, _phase(phases, checkpoint), request)
-        origin = {**source, "mode": request.mode, "seed": int(config["seed"]), "num_envs": num_envs}
+        block, spec = config["environment"], environment.spec
+        player = str(source["run"] or source["policy"])
         if request.format == "minari":
-            _write_minari(request.output, episodes, config, environment, origin)
+            write_minari(
+                request.output,
+                episodes,
+                spec=spec,
+                to_env_actions=environment.blueprint.actions.batch,
+                action_space=environment.blueprint.actions.space,
+                gymnasium_spec=_gymnasium_spec(block),
+                algorithm=str(source["policy"]),
+                description=f"{block['id']} played by {player}, collected with RL Lab",
+            )
         else:
-            write_dataset(path, episodes, lambda: _describe(config, environment, recorder, origin))
+            origin = {**source, "mode": request.mode, "seed": int(config["seed"]), "num_envs": num_envs}
+            own = {key: value for key, value in block.items() if key not in ("num_envs", "vectorization")}
+            known = {"environment": own, **spec_description(spec), "source": origin}
+            write_dataset(path, episodes, lambda: {**known, **_counts(recorder)})
     return Dataset(
         dataset=f"{PREFIX}{request.output}" if request.format == "minari" else str(path),
         path=path,
-        environment=environment.spec.id,
-        source=str(source["run"] or source["policy"]),
+        environment=spec.id,
+        source=player,
         size_bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         **_counts(recorder),
     )
@@ -203,37 +214,9 @@ def _counts(recorder: EpisodeRecorder) -> dict[str, Any]:
     }
 
 
-def _describe(
-    config: Mapping[str, Any], environment: Environment, recorder: EpisodeRecorder, source: Mapping[str, Any]
-) -> dict[str, Any]:
-    block = {key: value for key, value in config["environment"].items() if key not in ("num_envs", "vectorization")}
-    return {
-        "environment": block,
-        **spec_description(environment.spec),
-        "source": dict(source),
-        **_counts(recorder),
-    }
-
-
-def _write_minari(
-    dataset_id: str,
-    episodes: Iterator[Arrays],
-    config: Mapping[str, Any],
-    environment: Environment,
-    source: Mapping[str, Any],
-) -> None:
-    block = config["environment"]
-    changes = [block.get("wrappers"), block.get("time_limit"), block.get("action_masks"), block["action_repeat"] != 1]
-    registered = None
-    if not any(changes):  # otherwise Minari would recover another environment than the one that was played
-        found = find(str(block["id"]))
-        registered = replace(found, kwargs={**found.kwargs, **(block.get("kwargs") or {})})
-    write_minari(
-        dataset_id,
-        episodes,
-        spec=environment.spec,
-        to_env_actions=environment.blueprint.actions.batch,
-        gymnasium_spec=registered,
-        algorithm=str(source["policy"]),
-        description=f"{block['id']} played by {source['run'] or source['policy']}, collected with RL Lab",
-    )
+def _gymnasium_spec(block: Mapping[str, Any]) -> Any | None:
+    """By which Minari recovers the environment; None where it would be another than the one that was played."""
+    if any((block.get("wrappers"), block.get("time_limit"), block.get("action_masks"), block["action_repeat"] != 1)):
+        return None
+    found = find(str(block["id"]))
+    return replace(found, kwargs={**found.kwargs, **(block.get("kwargs") or {})})

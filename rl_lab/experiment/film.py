@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.schema import EvaluationBlock
-from rl_lab.experiment.agent import Agent
 from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.housekeeping import FilmPlan
 from rl_lab.runs.film import FilmFiles, write_film
@@ -14,27 +13,28 @@ from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.video import write_video
 from rl_lab.types import ConfigError, Counts
 from rl_lab.utils.tree import map_leaves
+from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.film import can_dream, make_film, while_anybody_plays
 
 
 def film_dreams(
-    agent: Agent, evaluator: Evaluator, path: Path, *, sequences: int = 4, context: int = 5, horizon: int = 45
+    workflow: Workflow, evaluator: Evaluator, path: Path, *, sequences: int = 4, context: int = 5, horizon: int = 45
 ) -> FilmFiles:
     """Play in the evaluation's environments, which no buffer holds, and film what the model makes of it."""
-    rows = evaluator.play_rows(agent.workflow.act, length=context + horizon)
-    assert can_dream(agent.workflow)
+    rows = evaluator.play_rows(workflow.act, length=context + horizon)
+    assert can_dream(workflow)
     some = {key: values[:sequences] for key, values in rows.items()}
-    film = make_film(agent.workflow, while_anybody_plays(some, at_least=context + 1), context=context)
+    film = make_film(workflow, while_anybody_plays(some, at_least=context + 1), context=context)
     return write_film(path, map_leaves(lambda values: values.cpu().numpy(), film), context=context)
 
 
 def film_plan(
-    run: RunDirectory | None, block: EvaluationBlock, cadence: Cadence, agent: Agent, evaluator: Evaluator
+    run: RunDirectory | None, block: EvaluationBlock, cadence: Cadence, workflow: Workflow, evaluator: Evaluator
 ) -> FilmPlan:
     for name in ("dream_every_steps", "dream_every_updates"):
-        if (every := getattr(block, name)) is not None and not can_dream(agent.workflow):
+        if (every := getattr(block, name)) is not None and not can_dream(workflow):
             raise ConfigError(
-                f"evaluation.{name} is {every}, but {type(agent.workflow).__name__} has no world model to dream with: "
+                f"evaluation.{name} is {every}, but {type(workflow).__name__} has no world model to dream with: "
                 "write null, or train one, such as `rl-lab train dreamer_v3`."
             )
     if run is None:
@@ -44,12 +44,12 @@ def film_plan(
     def film(counts: Counts) -> FilmFiles:
         by_updates = block.dream_every_steps is None
         name = f"dream_update_{counts.updates:012d}" if by_updates else f"dream_{counts.agent_steps:012d}"
-        return film_dreams(agent, evaluator, folder / f"{name}.mp4")
+        return film_dreams(workflow, evaluator, folder / f"{name}.mp4")
 
     return FilmPlan(cadence, film)
 
 
-def record_video(agent: Agent, evaluator: Evaluator, path: Path) -> Path | None:
+def record_video(workflow: Workflow, evaluator: Evaluator, path: Path) -> Path | None:
     """One deterministic episode as a video; None where the environment cannot render here."""
-    recording = evaluator.record(agent.workflow.act)
+    recording = evaluator.record(workflow.act)
     return None if recording is None else write_video(path, recording.frames, recording.fps)

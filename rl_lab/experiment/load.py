@@ -8,16 +8,16 @@ from typing import Any
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.files import from_yaml
 from rl_lab.config.schema import read_settings
-from rl_lab.experiment.agent import Agent, build_agent, build_runtime
-from rl_lab.experiment.build import build_evaluator
+from rl_lab.environments.base import Blueprint
+from rl_lab.environments.saved import from_plain
+from rl_lab.experiment.build import POLICY, Agent, build_agent, build_environment, build_evaluator, build_runtime
 from rl_lab.experiment.trust import check_consent
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.migrate import migrate_config
 from rl_lab.runs.run_directory import RunDirectory
-from rl_lab.runs.state import apply_state
+from rl_lab.training.runtime import import_triton_first
 from rl_lab.utils.tree import leaves_with_paths
 
-POLICY = ("components", "controllers")  # the sections of a checkpoint that act
 CHANGEABLE = ("environment.max_restarts", "environment.worker_timeout_s")  # at an exact resume: they change no number
 
 
@@ -57,8 +57,31 @@ def load_checkpoint(run: RunDirectory, which: Any, *more: str) -> Checkpoint:
 
 def restore_policy(agent: Agent, checkpoint: Checkpoint) -> None:
     """Give a newly built agent the trained weights."""
-    targets = agent.state_targets()
-    apply_state({name: targets[name] for name in POLICY}, {name: checkpoint.state[name] for name in POLICY})
+    agent.restore(checkpoint, POLICY)
+
+
+def load_actor(
+    run: RunDirectory, config: Mapping[str, Any], which: Any, *, device: str | None = None
+) -> tuple[Agent, Blueprint]:
+    """A trained agent that only acts, and how to convert for it: from what the run keeps of its environment, which need
+    not be installed. Runs of earlier versions keep nothing, so there one is built. `device` replaces the run's own."""
+    if device is not None:
+        settings = {**(config["runtime"] or {}), "device": device}
+        if device == "cpu" and settings.get("precision") == "fp16":
+            settings["precision"] = "fp32"  # CPUs have no fp16
+        config = {**config, "runtime": settings}
+    found, runtime = load_checkpoint(run, which), build_runtime(config)
+    import_triton_first()  # the caller may draw
+    saved = run.read_environment()
+    if saved is not None:
+        blueprint = from_plain(saved, place=str(run.environment_path))
+    else:
+        environment = build_environment(config, stream="play_environment", num_envs=1)
+        environment.close()
+        blueprint = environment.blueprint
+    agent = build_agent(config, blueprint.spec, runtime=runtime)
+    restore_policy(agent, found)
+    return agent, blueprint
 
 
 def load_agent(run: RunDirectory, config: Mapping[str, Any], which: Any) -> tuple[Agent, Evaluator]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rl_lab.buffers.storage.row_log import KeepsFiles
+from rl_lab.buffers.replay import Replay
 from rl_lab.runs.checkpoint import CheckpointStore, ExternalFile
 from rl_lab.runs.files import readable_disk_errors
 from rl_lab.runs.run_directory import RunDirectory
@@ -34,7 +34,7 @@ def make_saver(run: RunDirectory | None, targets: Mapping[str, Any], *, keep_rec
     store = CheckpointStore(run.checkpoints_dir, keep_recent=keep_recent, identity=run.identity())
 
     def save(*, counts: Counts, score: float | None, is_best: bool) -> Path:
-        buffers = {name: each for name, each in targets["buffers"].items() if isinstance(each, KeepsFiles)}
+        buffers = {name: each for name, each in targets["buffers"].items() if isinstance(each, Replay)}
         with readable_disk_errors(run.path / REPLAY, run_id=run.id):
             state = gather_state(targets)
         external = [

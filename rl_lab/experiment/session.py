@@ -10,28 +10,60 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rl_lab.config.compose import to_yaml
+from rl_lab.config.compose import apply_overrides, to_yaml
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
+from rl_lab.environments.saved import to_plain
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.film import record_video
+from rl_lab.experiment.load import CHANGEABLE, differences, load_config, open_config
+from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.metrics.writers import TextLogWriter
-from rl_lab.orchestration.housekeeping import Housekeeping
+from rl_lab.orchestration.housekeeping import Housekeeping, Prune, go_on
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.index import RunIndex
 from rl_lab.runs.lock import RunLock
 from rl_lab.runs.manifest import changes_since, collect_manifest
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory, first_files
-from rl_lab.types import Metrics, RLLabError, RunError
+from rl_lab.types import ConfigError, Metrics, RLLabError, RunError
 from rl_lab.utils.processes import handled_by
 
 DONE = ("finished", "stopped", "pruned")
-Prune = Callable[[RunDirectory, dict[str, Any]], str | None]
-"""Asked about every row of metrics: why a sweep ends the run here, or None to go on."""
 
 
-def _never(run: RunDirectory, row: dict[str, Any]) -> None:
-    return None
+def train(
+    config: dict[str, Any],
+    overrides: Sequence[str],
+    *,
+    runs_dir: str | Path | None,
+    run_id: str | None,
+    resume_existing: bool,
+    quiet: bool,
+) -> RunDirectory:
+    """Train a composed config to its end: in a new run or, with `resume_existing`, in one that exists."""
+    folder = Path(runs_dir if runs_dir is not None else config["runs"]["directory"])
+    run_id = run_id if run_id is not None else config["runs"]["id"]
+    if resume_existing and run_id is not None and (folder / run_id / "config.yaml").exists():
+        return _continue_as_asked(RunDirectory.open(folder / run_id), config, overrides, quiet=quiet)
+    remember_consent(config)
+    return start_run(config, overrides=overrides, run_id=run_id, runs_dir=folder, quiet=quiet)
+
+
+def _continue_as_asked(
+    run: RunDirectory, config: dict[str, Any], overrides: Sequence[str], *, quiet: bool
+) -> RunDirectory:
+    """Continue a run that exists, if the settings asked for are its own; a finished one is returned as it is."""
+    if found := differences(load_config(run), config, overrides):
+        more = [f"... and {len(found) - 8} more"] if len(found) > 8 else []
+        raise ConfigError(
+            "\n  ".join([f"Run {run.id} has other settings than those asked for:", *found[:8], *more])
+            + f"\n  To go on with its own, write `rl-lab resume {run.id}`; for others choose another --run-id."
+        )
+    if run.read_status()["state"] not in DONE:
+        changed = {key: config["environment"].get(key.partition(".")[2]) for key in CHANGEABLE}
+        words = [f"{key}={value}" for key, value in changed.items() if value is not None]
+        continue_run(run, overrides=words, trust=[*foreign_packages(config)], quiet=quiet)
+    return run
 
 
 def start_run(
@@ -43,7 +75,7 @@ def start_run(
     quiet: bool = False,
     warm_start: tuple[Checkpoint, bool] | None = None,
     tags: Sequence[str] = (),
-    prune: Prune = _never,
+    prune: Prune = go_on,
 ) -> RunDirectory:
     """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
     checked = read_settings(config)
@@ -75,8 +107,26 @@ def start_run(
     return run
 
 
-def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = False, prune: Prune = _never) -> None:
+def continue_run(
+    run: RunDirectory,
+    *,
+    overrides: Sequence[str] = (),
+    trust: Sequence[str] = (),
+    quiet: bool = False,
+    prune: Prune = go_on,
+) -> None:
     """Go on exactly where the newest intact checkpoint was taken."""
+    config = open_config(run, trust)
+    for word in overrides:
+        key = word.lstrip("+").partition("=")[0]
+        if key not in CHANGEABLE:
+            raise ConfigError(
+                f"{word}: an exact resume continues bit for bit, so it changes only {' and '.join(CHANGEABLE)}. To "
+                "go on with other settings, use --mode warm_start_optimizer, which starts a new run from these "
+                "weights."
+            )
+        config["environment"].setdefault(key.partition(".")[2], None)  # a run of an earlier version may lack it
+    config = apply_overrides(config, overrides)
     run.check_config()
     with RunLock(run):
         state = run.read_status()["state"]
@@ -97,11 +147,17 @@ def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = Fal
 def _build(
     config: dict[str, Any], run: RunDirectory, interruption: _Interruption, *, quiet: bool, prune: Prune
 ) -> Experiment:
-    def note_progress(housekeeping: Housekeeping) -> None:
-        _write_status(run, housekeeping, "running")
-
-    asked = partial(prune, run)
-    return build(config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=note_progress, prune=asked)
+    experiment = build(
+        config,
+        run=run,
+        quiet=quiet,
+        interrupted=interruption.is_set,
+        on_save=partial(_write_status, run, state="running"),
+        prune=prune,
+    )
+    with _closed_on_error(experiment):
+        run.write_environment(to_plain(experiment.environment.blueprint))
+    return experiment
 
 
 def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
@@ -156,8 +212,8 @@ def _make_report(experiment: Experiment, run: RunDirectory, outcome: str) -> dic
     """Video, curve and report of a finished run; its status comes last, so that a resumed run makes what is missing."""
     video = None
     if experiment.settings.evaluation.video and outcome != "pruned":
-        steps = experiment.housekeeping.counts.agent_steps
-        video = record_video(experiment.agent, experiment.evaluator, run.videos_dir / f"evaluation_{steps:012d}.mp4")
+        path = run.videos_dir / f"evaluation_{experiment.housekeeping.counts.agent_steps:012d}.mp4"
+        video = record_video(experiment.agent.workflow, experiment.evaluator, path)
         if video is None:
             experiment.logger.message("No video: this environment cannot render here.", "warning")
     experiment.logger.flush()

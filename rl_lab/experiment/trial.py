@@ -12,8 +12,9 @@ from rl_lab.config.compose import compose, to_yaml
 from rl_lab.config.schema import EvaluationBlock, read_settings
 from rl_lab.experiment.build import check
 from rl_lab.experiment.session import DONE, continue_run, start_run
-from rl_lab.experiment.trust import remember_consent
+from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.metrics.names import NAMES, meaning_of
+from rl_lab.orchestration.housekeeping import Prune, go_on
 from rl_lab.runs.manifest import config_hash
 from rl_lab.runs.metrics_file import read_metrics
 from rl_lab.runs.run_directory import RunDirectory
@@ -25,8 +26,6 @@ from rl_lab.types import ConfigError, RLLabError, RunError, did_you_mean
 class TrialRun:
     """What a worker needs to know."""
 
-    number: int
-    seed: int
     run_id: str
     experiment: str | None
     overrides: tuple[str, ...]
@@ -102,7 +101,7 @@ def run_trial(task: TrialRun, report: Callable[[Any], Any]) -> TrialResult:
     """Bring one run to its end and read its score."""
     run = RunDirectory(Path(task.runs_dir) / task.run_id)
     try:
-        _train(task, run, _Pruner(task.metric, report) if task.is_reporting else None)
+        _train(task, run, _Pruner(task.metric, run, report) if task.is_reporting else go_on)
     except (KeyboardInterrupt, SystemExit):
         return TrialResult("interrupted")
     except _RefusedError as error:
@@ -121,26 +120,26 @@ def read_result(task: TrialRun, run: RunDirectory) -> TrialResult:
     return TrialResult(state, found.score, found.values, found.logged, message, float(status["wall_s"] or 0.0))
 
 
-def _train(task: TrialRun, run: RunDirectory, pruner: _Pruner | None) -> None:
+def _train(task: TrialRun, run: RunDirectory, prune: Prune) -> None:
     config = compose(task.experiment, task.overrides, config_dir=task.config_dir)
-    options: dict[str, Any] = {"quiet": True} if pruner is None else {"quiet": True, "prune": pruner}
     if not run.exists():
         remember_consent(config)
         start_run(
-            config, overrides=task.overrides, run_id=task.run_id, runs_dir=task.runs_dir, tags=[task.tag], **options
+            config,
+            overrides=task.overrides,
+            run_id=task.run_id,
+            runs_dir=task.runs_dir,
+            quiet=True,
+            tags=[task.tag],
+            prune=prune,
         )
-        return
-    _refuse_strangers(run, to_yaml(config))
-    if run.read_status()["state"] not in (*DONE, "failed"):
-        continue_run(run, config, **options)
-
-
-def _refuse_strangers(run: RunDirectory, config_text: str) -> None:
-    if run.read_manifest().get("config_hash") != config_hash(config_text):
+    elif run.read_manifest().get("config_hash") != config_hash(to_yaml(config)):
         raise _RefusedError(
             f"Run {run.id} is there already with other settings than those of this trial: remove it, or give the sweep "
             "another --name."
         )
+    elif run.read_status()["state"] not in (*DONE, "failed"):
+        continue_run(run, trust=[*foreign_packages(config)], quiet=True, prune=prune)
 
 
 class _RefusedError(RunError):
@@ -151,17 +150,17 @@ class _Pruner:
     """Asks the parent at every new value of the metric. A resumed run tells the values before it first, so that the
     answer is that of a run without interruption."""
 
-    def __init__(self, metric: str, report: Callable[[Any], Any]) -> None:
+    def __init__(self, metric: str, run: RunDirectory, report: Callable[[Any], Any]) -> None:
         self._metric = metric
+        self._run = run
         self._report = report
-        self._values: list[float] | None = None
+        self._values: list[float] = []
 
-    def __call__(self, run: RunDirectory, row: dict[str, Any]) -> str | None:
-        new = list(finite_values([row], self._metric))
-        if self._values is None:
-            self._values = list(finite_values(read_metrics(run.metrics_path), self._metric))  # this row included
-        else:
-            self._values += new
-        if not new or not self._report(list(self._values)):
+    def __call__(self, row: dict[str, Any]) -> str | None:
+        if not (new := finite_values([row], self._metric)):
+            return None
+        # The first time, all rows are read: this one, and those before a restart.
+        self._values += new if self._values else finite_values(read_metrics(self._run.metrics_path), self._metric)
+        if not self._report(list(self._values)):
             return None
         return f"{self._metric} {self._values[-1]:.4g} at {row['agent_steps']:,} agent steps is behind earlier trials"

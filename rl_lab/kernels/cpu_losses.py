@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.kernels.cpu_mlp import (
+    FEWEST_ROWS_OF_A_LOSS,
     Networks,
     backward,
     differentiate,
     forward,
+    gradients_by_parameter,
     is_plain,
     learns_from,
     plain_ensemble,
@@ -25,7 +27,9 @@ from rl_lab.types import LossOutput
 
 _HEADS = "rl_lab.components.heads."
 _SOFT = f"{_HEADS}soft_actor_critic:"
-_MLP = "rl_lab.components.networks.mlp:MLP.forward"
+_NORMALIZER = "rl_lab.components.networks.normalizers:ObservationNormalizer"
+_ENCODER = "rl_lab.components.networks.encoders:ObservationEncoder"
+_MLP = "rl_lab.components.networks.encoders:MLP.forward"
 _ENSEMBLE = "rl_lab.components.networks.ensemble:EnsembleMLP.forward"
 
 Gradients = list[list[Tensor | None]]
@@ -101,74 +105,91 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
     """For expected returns straight from one observed vector. With e = Q(s, a) - target, c = e cut to the Huber limit:
 
     L = mean(w c (e - c / 2)),   dL/dQ(s, a) = w c / B
+
+    The result brings the gradients of all parameters with it: no graph is made.
     """
-    key = _observed_vector(workflow)
-    if key is None or not learns_from(batch[key][:, 0]):
+    parts = _q_parts(workflow)
+    if parts is None or not learns_from(batch[parts.key], (workflow.n_step + 1) * FEWEST_ROWS_OF_A_LOSS):
         return NotImplemented
-    head = workflow.head
-    learning, slow = _q_networks(head), _q_networks(workflow.target.module[1])
-    if learning is None or slow is None:
-        return NotImplemented
+    learning, slow = parts.learning, parts.slow
     transition, following = workflow.transitions(batch)
-    with torch.no_grad():
-        next_values = _q_values([forward(each.members[0], following[key])[-1] for each in slow])
-        chooser = next_values
-        if workflow.double:
-            chooser = _q_values([forward(each.members[0], following[key])[-1] for each in learning])
-        if "action_mask" in following:
-            chooser = torch.where(following["action_mask"].bool(), chooser, -torch.inf)
-        chosen = next_values.gather(1, chooser.argmax(dim=1, keepdim=True)).squeeze(1)
-        target = torch.addcmul(transition["reward"], transition["discount"], chosen)
-    action, weight, limit = batch["action"][:, :1], batch.get("weight"), head.huber_threshold
+    rows, action = batch[parts.key].numpy()[:, 0], batch["action"].numpy()[:, 0]
+    next_rows, every = following[parts.key].numpy(), np.arange(len(rows))
+    next_values = _q_values([forward(each.members[0], next_rows) for each in slow])
+    chooser = next_values
+    if workflow.double:
+        chooser = _q_values([forward(each.members[0], next_rows) for each in learning])
+    if "action_mask" in following:
+        chooser = np.where(following["action_mask"].bool().numpy(), chooser, -np.inf)
+    chosen = next_values[every, chooser.argmax(axis=1)]
+    target = transition["reward"].numpy() + transition["discount"].numpy() * chosen
 
-    def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, tuple[Tensor, Tensor]]:
-        values = _q_values(outputs)
-        error = values.gather(1, action).squeeze(1) - target
-        cut = error if limit is None else error.clamp(-limit, limit)
-        d_value = cut * (1.0 / len(error)) if weight is None else cut * weight * (1.0 / len(error))
-        d_values = torch.zeros_like(values).scatter_(1, action, d_value.unsqueeze(1))
-        by_outputs: list[Tensor | None] = [d_values]
-        if len(outputs) == 2:  # dueling: Q = V + A - mean A
-            by_outputs = [d_values - d_values.mean(dim=1, keepdim=True), d_value.unsqueeze(1)]
-        return [torch.dot(d_value, error - 0.5 * cut)], [by_outputs], (error.abs(), values.mean())
+    reached = [forward(each.members[0], rows) for each in learning]
+    values, limit = _q_values(reached), workflow.head.huber_threshold
+    error = values[every, action] - target
+    cut = error if limit is None else np.minimum(np.maximum(error, -limit), limit)
+    d_value = cut * np.float32(1.0 / len(error))
+    if "weight" in batch:
+        d_value *= batch["weight"].numpy()
+    d_values = np.zeros(values.shape, np.float32)
+    d_values[every, action] = d_value
+    by_outputs = [d_values]
+    if len(reached) == 2:  # dueling: Q = V + A - mean A
+        by_outputs = [d_values - d_values.mean(axis=1, keepdims=True), d_value[:, None]]
+    return LossOutput(
+        {"value": torch.scalar_tensor(d_value @ (error - 0.5 * cut))},
+        {"controller/value_mean": torch.scalar_tensor(np.add.reduce(values, axis=None) / values.size)},
+        {"priority": torch.from_numpy(np.abs(error))},
+        gradients_by_parameter(learning, reached, by_outputs),
+    )
 
-    (value_loss,), (priority, value_mean) = differentiate(learning, batch[key][:, 0], loss)
-    return LossOutput({"value": value_loss}, {"controller/value_mean": value_mean}, {"priority": priority})
 
-
-def _q_values(outputs: list[Tensor]) -> Tensor:
+def _q_values(reached: list[list[np.ndarray]]) -> np.ndarray:
     """Values `[B, A]` from the advantages alone, or from advantages and state values."""
-    if len(outputs) == 1:
-        return outputs[0]
-    advantage, value = outputs
-    return value + advantage - advantage.mean(dim=1, keepdim=True)
+    if len(reached) == 1:
+        return reached[0][-1]
+    advantage, value = reached[0][-1], reached[1][-1]
+    return value + advantage - advantage.mean(axis=1, keepdims=True)  # type: ignore[no-any-return]
+
+
+class _QParts(NamedTuple):
+    """The one key of the observation that the networks read as it is, and those networks: advantages, state values."""
+
+    key: str
+    learning: list[Networks]
+    slow: list[Networks]
+
+
+def _q_parts(workflow: Any) -> _QParts | None:
+    """None where there is more to it."""
+    normalizer, target = workflow.observation_normalizer, workflow.target
+    if not is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions", "learn", "gradient_step"):
+        return None
+    if not is_unchanged(workflow.optimizer, "rl_lab.training.optimizer:Optimizer", "apply"):
+        return None
+    if not is_unchanged(normalizer, _NORMALIZER, "forward") or normalizer.keys:
+        return None
+    if not is_unchanged(target, "rl_lab.training.target_network:TargetNetwork", "forward"):
+        return None
+    found: list[Any] = []
+    for network in (workflow.network, vars(target)["_modules"]["module"]):
+        if not is_unchanged(network, "torch.nn:Sequential", "forward") or len(network) != 2:
+            return None
+        encoder, head = vars(network)["_modules"].values()
+        if not is_unchanged(encoder, _ENCODER, "forward") or encoder.has_layers or encoder.plain_key is None:
+            return None
+        if not found and head is not workflow.head:
+            return None
+        found += (encoder.plain_key, _q_networks(head))
+    return None if found[1] is None or found[3] is None else _QParts(found[0], found[1], found[3])
 
 
 def _q_networks(head: Any) -> list[Networks] | None:
     if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics", "_by_action"):
         return None
-    found = [plain_mlp(network) for network in (head.advantage, head.value) if network is not None]
+    modules = vars(head)["_modules"]
+    found = [plain_mlp(network) for network in (modules["advantage"], modules.get("value")) if network is not None]
     return None if None in found else found  # type: ignore[return-value]
-
-
-def _observed_vector(workflow: Any) -> str | None:
-    """The one key of the observation that the networks read as it is; None where there is more to it."""
-    network, target, normalizer = workflow.network, workflow.target, workflow.observation_normalizer
-    home = "rl_lab.components.networks."
-    if not is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions"):
-        return None
-    if not is_unchanged(normalizer, f"{home}normalizers:ObservationNormalizer", "forward") or normalizer.keys:
-        return None
-    if not is_unchanged(target, "rl_lab.training.target_network:TargetNetwork", "forward"):
-        return None
-    if any(
-        not is_unchanged(each, "torch.nn:Sequential", "forward") or len(each) != 2 for each in (network, target.module)
-    ):
-        return None
-    (encoder, head), (slow_encoder, _) = network, target.module
-    if any(not is_unchanged(each, f"{home}encoders:ObservationEncoder", "forward") for each in (encoder, slow_encoder)):
-        return None
-    return None if encoder.has_layers or head is not workflow.head else encoder.plain_key
 
 
 DQN_LOSS = FastPath(
@@ -177,9 +198,13 @@ DQN_LOSS = FastPath(
         "rl_lab.workflows.dqn:DQN.loss",
         *(f"{_HEADS}q_values:ActionNetwork.{name}" for name in ("forward", "_by_action")),
         *(f"{_HEADS}q_values:QValues.{name}" for name in ("values", "loss", "metrics")),
-        "rl_lab.components.networks.encoders:ObservationEncoder.forward",
+        f"{_ENCODER}.forward",
         "rl_lab.training.target_network:TargetNetwork.forward",
         _MLP,
+        "rl_lab.workflows.dqn:DQN.learn",  # from here on: what hands the gradients on
+        "rl_lab.workflows.base:Workflow.gradient_step",
+        "rl_lab.types:LossOutput.total",
+        "rl_lab.training.optimizer:Optimizer.apply",
     ),
 )
 
@@ -221,17 +246,16 @@ def _policy_loss(
     def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, Tensor]:
         mean, unbounded = outputs[0].chunk(2, dim=1)
         action, entropy, spread = draw(mean, F.hardtanh(unbounded, lowest, highest), noise)
-        read = torch.cat((features, action), dim=1)
+        read = torch.cat((features, action), dim=1).numpy()
         reached = [forward(member, read) for member in critics.members]
-        value, least = torch.cat([each[-1] for each in reached], dim=1).min(dim=1)
+        value, least = torch.from_numpy(np.concatenate([each[-1] for each in reached], axis=1)).min(dim=1)
         d_action = torch.empty_like(action)
         for index, member in enumerate(critics.members):
-            own = (least == index).nonzero().squeeze(1)
-            layers = [layer.index_select(0, own) for layer in reached[index]]
-            ahead = layers[-1].new_full((len(own), 1), -1.0 / rows)
-            back = backward(member, layers, ahead, wants_rows=True)
+            own = (least == index).numpy().nonzero()[0]
+            layers = [layer.take(own, axis=0) for layer in reached[index]]
+            back = backward(member, layers, np.full((len(own), 1), -1.0 / rows, np.float32), wants_rows=True)
             assert back is not None
-            d_action.index_copy_(0, own, back[:, features.shape[1] :])
+            d_action.numpy()[own] = back[:, features.shape[1] :]
         by_entropy = (temperature * (-1.0 / rows)).expand(rows)
         d_mean, d_log_std = draw_backward(d_action, by_entropy, action, spread)
         d_log_std = d_log_std * ((unbounded > lowest) & (unbounded < highest))

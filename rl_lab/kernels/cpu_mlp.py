@@ -7,15 +7,16 @@ and torch.tanh take twice as long again. Here all layers of all networks that re
     backward   g_i = dL/dh_i * f'(h_i),   dW_i = g_i' h_{i-1},   db_i = sum g_i,   dL/dh_{i-1} = g_i W_i
 
 tanh and relu know their derivative from their own output, so nothing but the h_i is kept. A loss that knows its
-gradient by the networks' outputs joins the same node (`differentiate`). No memory is shared between calls.
+gradient by the networks' outputs joins the same node (`differentiate`), or needs none (`gradients_by_parameter`).
+
+All of it works on numpy arrays, whose calls cost less than torch's: those of parameters are views of their memory,
+taken anew by every call and only read. No memory is shared between calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,20 +28,22 @@ from rl_lab.kernels.door import FastPath, has_hooks, is_unchanged
 FEWEST_ROWS = 64  # to learn from; below, calling Python from the backward pass costs more than it saves
 FEWEST_ROWS_OF_A_LOSS = 16  # whose own operations are saved as well
 MOST_PRODUCTS = 2**18  # of one matrix product in numpy; its BLAS wakes threads for more
+MOST_NUMBERS = 2**13  # of one elementwise operation in numpy; torch has the faster loops and the slower calls
 
 Loss = Callable[[list[Tensor]], tuple[list[Tensor], list[list[Tensor | None]], Any]]
 """Outputs `[M, D]` of each network to the loss terms, the gradient of each term by each output (None: it has none), and
 whatever else the caller wants to know."""
 
-_tanh_backward = torch.ops.aten.tanh_backward
-_relu_backward = torch.ops.aten.threshold_backward
+_tensor = torch.from_numpy
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+_relu_backward = torch.ops.aten.threshold_backward.grad_input
 
 
 class Network(NamedTuple):
     """One network: weights `[out, in]`, biases `[out]`, and how many of the layers are activated."""
 
-    weights: list[Tensor]
-    biases: list[Tensor]
+    weights: list[np.ndarray]
+    biases: list[np.ndarray]
     is_tanh: bool
     active_layers: int
 
@@ -55,18 +58,19 @@ class Networks(NamedTuple):
 
 def plain_mlp(module: Any) -> Networks | None:
     """The network of an `MLP`; None where it is not made of plain layers with tanh or relu."""
-    if not is_unchanged(module, "rl_lab.components.networks.mlp:MLP", "forward") or module.norms is not None:
+    if not is_unchanged(module, "rl_lab.components.networks.encoders:MLP", "forward") or module.norms is not None:
         return None
     parameters: list[Tensor] = []
-    for layer in (*module.hidden, *([] if module.output is None else [module.output])):
-        if type(layer) is not nn.Linear or layer.bias is None or "forward" in vars(layer) or has_hooks(layer):
+    modules: dict[str, Any] = vars(module)["_modules"]  # asking for an attribute takes three times as long
+    hidden, output = vars(modules["hidden"])["_modules"].values(), modules.get("output")
+    for layer in hidden if output is None else (*hidden, output):
+        if type(layer) is not nn.Linear or "forward" in vars(layer) or has_hooks(layer):
             return None
-        parameters += layer._parameters.values()  # type: ignore[arg-type]
-    if not parameters or module.activation not in (torch.tanh, torch.relu):
+        parameters += vars(layer)["_parameters"].values()
+    arrays, activation = _arrays(parameters), module.activation
+    if not arrays or (activation is not torch.tanh and activation is not torch.relu):
         return None
-    weights, biases = parameters[::2], parameters[1::2]
-    active = len(module.hidden)
-    return Networks([Network(weights, biases, module.activation is torch.tanh, active)], parameters)
+    return Networks([Network(arrays[::2], arrays[1::2], activation is torch.tanh, len(hidden))], parameters)
 
 
 def plain_ensemble(module: Any) -> Networks | None:
@@ -76,87 +80,106 @@ def plain_ensemble(module: Any) -> Networks | None:
         return None
     pairs = zip(module.weights._parameters.values(), module.biases._parameters.values(), strict=True)
     parameters = [each for pair in pairs for each in pair]
+    arrays = _arrays(parameters)
+    if not arrays:
+        return None
     is_tanh, active = module.activation is torch.tanh, len(parameters) // 2 - 1
-    facts = [is_tanh, *((id(parameter), parameter.data_ptr()) for parameter in parameters)]
-    known = _ensembles.get(module)
-    if known is None or known[0] != facts:  # moved or replaced since
-        parts = [Network(part[::2], part[1::2], is_tanh, active) for part in _parts(parameters)]
-        known = _ensembles[module] = (facts, Networks(parts, parameters))
-    return known[1]
+    return Networks([Network(part[::2], part[1::2], is_tanh, active) for part in _parts(arrays)], parameters)
 
 
-_ensembles: WeakKeyDictionary[nn.Module, tuple[list[Any], Networks]] = WeakKeyDictionary()
+def _arrays(parameters: Sequence[Tensor | None]) -> list[np.ndarray] | None:
+    """Their memory; None where one is missing, or is not float32 on a CPU."""
+    for parameter in parameters:
+        if parameter is None or parameter.dtype is not torch.float32 or not parameter.is_cpu:
+            return None
+    return [(each.detach() if each.requires_grad else each).numpy() for each in parameters]  # type: ignore[union-attr]
 
 
-def _parts(stacked: list[Tensor]) -> list[list[Tensor]]:
-    """Weights `[E, out, in]` and biases `[E, 1, out]` in turns: for each network, its own ones, in the same memory."""
-    with torch.no_grad():
-        flat = [each.squeeze(1) if index % 2 else each for index, each in enumerate(stacked)]
-        return [list(part) for part in zip(*(each.unbind() for each in flat), strict=True)]
+def _parts(arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
+    """Of one network, its own arrays; of an ensemble's weights `[E, out, in]` and biases `[E, 1, out]`, those of each
+    of its networks, in the same memory."""
+    if arrays[0].ndim == 2:
+        return [arrays]
+    return [
+        [each[index, 0] if place % 2 else each[index] for place, each in enumerate(arrays)]
+        for index in range(len(arrays[0]))
+    ]
 
 
 # --- forward and backward ------------------------------------------------------------------------
 
 
-def forward(network: Network, rows: Tensor) -> list[Tensor]:
-    """The rows `[M, F]`, then what each layer makes of them, `[M, width]`; without a graph."""
+def forward(network: Network, rows: np.ndarray) -> list[np.ndarray]:
+    """The rows `[M, F]`, then what each layer makes of them, `[M, width]`."""
     reached = [rows]
     for index, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
-        if len(rows) * weight.numel() <= MOST_PRODUCTS:
-            values = rows.detach().numpy() @ weight.detach().numpy().T
-            values += bias.detach().numpy()
-            rows = torch.from_numpy(values)
+        if len(rows) * weight.size <= MOST_PRODUCTS:
+            rows = rows @ weight.T
+            rows += bias
         else:
-            rows = torch.addmm(bias, rows, weight.t())
+            rows = torch.addmm(_tensor(bias), _tensor(rows), _tensor(weight).t()).numpy()
         if index < network.active_layers:
             if network.is_tanh:
-                values = rows.numpy()
-                np.tanh(values, out=values)  # on the same memory, six times as fast as torch.tanh
+                np.tanh(rows, out=rows)  # on the same memory, six times as fast as torch.tanh
             else:
-                rows.relu_()
+                _tensor(rows).relu_()
         reached.append(rows)
     return reached
 
 
 def backward(
     network: Network,
-    reached: Sequence[Tensor],
-    gradient: Tensor,
+    reached: Sequence[np.ndarray],
+    gradient: np.ndarray,
     *,
-    into: Sequence[Tensor] = (),
+    into: Sequence[np.ndarray] = (),
     wants_rows: bool = False,
-) -> Tensor | None:
+) -> np.ndarray | None:
     """From the gradient `[M, D]` of the output: those of the parameters `into` memory for each weight and bias, where
     there is any; and that of the rows."""
     is_own = False  # memory that nobody else sees may be written to
+    ones = np.ones(len(gradient), np.float32)  # a product with them sums faster than a sum
     for index in reversed(range(len(network.weights))):
         before, weight = reached[index], network.weights[index]
         if index < network.active_layers:
-            activated = reached[index + 1]
-            if is_own and network.is_tanh:
-                _tanh_backward.grad_input(gradient, activated, grad_input=gradient)
-            elif is_own:
-                _relu_backward.grad_input(gradient, activated, 0, grad_input=gradient)
+            activated, out = reached[index + 1], gradient if is_own else np.empty(gradient.shape, np.float32)
+            if network.is_tanh:
+                _tanh_backward(_tensor(gradient), _tensor(activated), grad_input=_tensor(out))
+            elif activated.size <= MOST_NUMBERS:
+                np.multiply(gradient, activated > 0.0, out=out)
             else:
-                back = _tanh_backward if network.is_tanh else _relu_backward
-                gradient = back(gradient, activated) if network.is_tanh else back(gradient, activated, 0)
+                _relu_backward(_tensor(gradient), _tensor(activated), 0, grad_input=_tensor(out))
+            gradient = out
         if into:
-            if before.shape[1] < gradient.shape[1]:  # the same product; a few columns are faster on the left
-                into[2 * index].copy_(_product(before.t(), gradient).t())
+            if before.shape[1] < gradient.shape[1] and before.size * gradient.shape[1] > MOST_PRODUCTS:
+                into[2 * index][...] = _product(before.T, gradient).T  # a few columns are faster on the left
             else:
-                _product(gradient.t(), before, out=into[2 * index])
-            torch.sum(gradient, 0, out=into[2 * index + 1])
+                _product(gradient.T, before, out=into[2 * index])
+            np.matmul(ones, gradient, out=into[2 * index + 1])
         if index > 0 or wants_rows:
-            gradient, is_own = _product(gradient, weight.detach()), True
+            gradient, is_own = _product(gradient, weight), True
     return gradient if wants_rows else None
 
 
-def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """The matrix product; small ones are numpy's, whose calls cost less."""
-    if len(left) * right.numel() > MOST_PRODUCTS:
-        return torch.mm(left, right) if out is None else torch.mm(left, right, out=out)
-    into = None if out is None else out.numpy()
-    return torch.from_numpy(np.matmul(left.detach().numpy(), right.detach().numpy(), out=into))
+def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """The matrix product; large ones are torch's, and so are those of a column and a row, where numpy has no kernel."""
+    if len(left) * right.size <= MOST_PRODUCTS and len(right) > 1:
+        return np.matmul(left, right, out=out)  # type: ignore[no-any-return, call-overload]
+    if out is None:
+        return torch.mm(_tensor(left), _tensor(right)).numpy()
+    return torch.mm(_tensor(left), _tensor(right), out=_tensor(out)).numpy()
+
+
+def gradients_by_parameter(
+    modules: Sequence[Networks], reached: Sequence[Sequence[np.ndarray]], by_outputs: Sequence[np.ndarray]
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Each parameter of modules with one network each, and its gradient, from those of their outputs."""
+    found: list[tuple[Tensor, Tensor]] = []
+    for networks, layers, gradient in zip(modules, reached, by_outputs, strict=True):
+        into = empty_gradients(networks)
+        backward(networks.members[0], layers, gradient, into=into)
+        found += zip(networks.parameters, map(_tensor, into), strict=True)
+    return tuple(found)
 
 
 # --- as autograd nodes ---------------------------------------------------------------------------
@@ -173,9 +196,9 @@ def differentiate(modules: Sequence[Networks], rows: Tensor, loss: Loss) -> tupl
 class _Loss(Function):
     @staticmethod
     def forward(ctx: Any, modules: Any, loss: Loss, said: list[Any], rows: Tensor, *parameters: Tensor) -> Any:
-        ctx.modules = modules
-        ctx.reached = [[forward(member, rows) for member in networks.members] for networks in modules]
-        terms, ctx.gradients, more = loss([each[-1] for members in ctx.reached for each in members])
+        ctx.modules, values = modules, rows.detach().numpy()
+        ctx.reached = [[forward(member, values) for member in networks.members] for networks in modules]
+        terms, ctx.gradients, more = loss([_tensor(each[-1]) for members in ctx.reached for each in members])
         said.append(more)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(rows, *parameters)  # torch sees whether they were changed in place before backward
@@ -195,9 +218,9 @@ class _Loss(Function):
 class _Outputs(Function):
     @staticmethod
     def forward(ctx: Any, networks: Networks, rows: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.modules = [networks]
-        ctx.reached = [[forward(member, rows) for member in networks.members]]
-        output = _joined(networks, [reached[-1] for reached in ctx.reached[0]])
+        ctx.modules, values = [networks], rows.detach().numpy()
+        ctx.reached = [[forward(member, values) for member in networks.members]]
+        output = _joined(networks, ctx.reached[0])
         ctx.save_for_backward(rows, output, *parameters)
         return output
 
@@ -207,8 +230,9 @@ class _Outputs(Function):
         return None, *_backward_all(ctx, parts, ctx.needs_input_grad[1:])
 
 
-def _joined(networks: Networks, outputs: list[Tensor]) -> Tensor:
-    return outputs[0] if networks.parameters[0].dim() == 2 else torch.stack(outputs)
+def _joined(networks: Networks, reached: list[list[np.ndarray]]) -> Tensor:
+    outputs = [each[-1] for each in reached]
+    return _tensor(outputs[0] if networks.parameters[0].dim() == 2 else np.stack(outputs))
 
 
 def _backward_all(ctx: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
@@ -218,20 +242,25 @@ def _backward_all(ctx: Any, gradients: Sequence[Tensor | None], needed: Sequence
             "A fast path cannot be differentiated twice (create_graph=True): write runtime.fast_paths=off."
         )
     _ = ctx.saved_tensors  # raises where something was changed in place since
-    of_rows: Tensor | None = None
+    of_rows: np.ndarray | None = None
     found: list[Tensor | None] = []
     outputs = iter(gradients)
     for networks, reached in zip(ctx.modules, ctx.reached, strict=True):
         given = [next(outputs) for _ in networks.members]
         learns = any(needed[1 + len(found) : 1 + len(found) + len(networks.parameters)]) and given[0] is not None
-        own = [torch.empty_like(parameter) for parameter in networks.parameters] if learns else []
-        each = [own] if not own or own[0].dim() == 2 else _parts(own)
-        for member, layers, gradient, into in zip(networks.members, reached, given, cycle(each), strict=False):
+        own = empty_gradients(networks) if learns else []
+        parts = _parts(own) if own else [()] * len(given)
+        for member, layers, gradient, into in zip(networks.members, reached, given, parts, strict=True):
             if gradient is not None:
-                back = backward(member, layers, gradient, into=into, wants_rows=needed[0])
+                back = backward(member, layers, gradient.numpy(), into=into, wants_rows=needed[0])
                 of_rows = back if of_rows is None or back is None else of_rows + back
-        found += own if learns else [None] * len(networks.parameters)
-    return [of_rows, *found]
+        found += [_tensor(each) for each in own] if learns else [None] * len(networks.parameters)
+    return [None if of_rows is None else _tensor(of_rows), *found]
+
+
+def empty_gradients(networks: Networks) -> list[np.ndarray]:
+    """Memory for the gradient of each parameter."""
+    return [np.empty(parameter.shape, np.float32) for parameter in networks.parameters]
 
 
 # --- the forward pass of an MLP and of an ensemble -------------------------------------------------
@@ -248,14 +277,15 @@ def learns_from(rows: Tensor, fewest: int = FEWEST_ROWS_OF_A_LOSS) -> bool:
 
 
 def _run(networks: Networks | None, features: Tensor) -> Tensor:
-    if networks is None or networks.parameters[0].dtype is not torch.float32:
+    if networks is None:
         return NotImplemented
     leading = features.shape[:-1]
     rows = features if features.dim() == 2 else features.reshape(-1, features.shape[-1])
     if torch.is_grad_enabled():
         output = _Outputs.apply(networks, rows, *networks.parameters)  # type: ignore[no-untyped-call]
     else:
-        output = _joined(networks, [forward(member, rows)[-1] for member in networks.members])
+        values = rows.detach().numpy()
+        output = _joined(networks, [forward(member, values) for member in networks.members])
     return output if len(leading) == 1 else output.view(*leading, output.shape[-1])  # type: ignore[no-any-return]
 
 
@@ -273,5 +303,5 @@ def _ensemble_forward(module: Any, *inputs: Tensor) -> Tensor:
     return _run(plain_ensemble(module), inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=-1))
 
 
-MLP_FORWARD = FastPath(_mlp_forward, ("rl_lab.components.networks.mlp:MLP.forward",))
+MLP_FORWARD = FastPath(_mlp_forward, ("rl_lab.components.networks.encoders:MLP.forward",))
 ENSEMBLE_FORWARD = FastPath(_ensemble_forward, ("rl_lab.components.networks.ensemble:EnsembleMLP.forward",))

@@ -45,12 +45,11 @@ class Trial:
 
 def best_of(trials: Sequence[Trial], plan: SweepPlan) -> Trial | None:
     """The finished trial with the best score; of equals the first."""
-    best: Trial | None = None
-    for trial in trials:
-        if trial.state == FINISHED and trial.score is not None:
-            if best is None or best.score is None or plan.is_better(trial.score, best.score):
-                best = trial
-    return best
+    sign = 1.0 if plan.direction == "maximize" else -1.0
+    scores = {
+        trial.number: sign * trial.score for trial in trials if trial.state == FINISHED and trial.score is not None
+    }
+    return max((trial for trial in trials if trial.number in scores), key=lambda t: scores[t.number], default=None)
 
 
 def require_optuna(plan: SweepPlan) -> Any:
@@ -69,41 +68,28 @@ def require_optuna(plan: SweepPlan) -> Any:
 
 
 def make_search(plan: SweepPlan) -> Search:
-    if plan.sampler == "grid":
-        return GridSearch(plan)
-    return RandomSearch(plan) if plan.sampler == "random" else OptunaSearch(plan)
+    return OptunaSearch(plan) if plan.sampler in STARTUP_TRIALS else Search(plan)
 
 
 class Search:
-    """Asked for trial 0, 1, 2, and so on, each once; between two questions it is told of ended trials in order."""
+    """Grid and random search. Asked for trial 0, 1, 2, and so on, each once; between two questions told of ended trials
+    in order."""
 
     def __init__(self, plan: SweepPlan) -> None:
         self.plan = plan
+        self._points = plan.grid_points() if plan.sampler == "grid" else []
 
     def ask(self, number: int, recorded: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The parameters of a trial; those on record where an earlier process has drawn them."""
-        return dict(recorded) if recorded is not None else self.draw(number)
-
-    def draw(self, number: int) -> dict[str, Any]:
-        raise NotImplementedError(type(self).__name__)
-
-    def tell(self, trial: Trial) -> None:
-        """The result of an ended trial."""
-
-
-class GridSearch(Search):
-    def __init__(self, plan: SweepPlan) -> None:
-        super().__init__(plan)
-        self._points = plan.grid_points()
-
-    def draw(self, number: int) -> dict[str, Any]:
-        return self._points[number]
-
-
-class RandomSearch(Search):
-    def draw(self, number: int) -> dict[str, Any]:
+        if recorded is not None:
+            return dict(recorded)
+        if self._points:
+            return self._points[number]
         generator = random.Random(f"{self.plan.seed}-{number}")
         return {parameter.key: parameter.at(generator.random()) for parameter in self.plan.parameters}
+
+    def tell(self, trial: Trial) -> None:
+        """The result of an ended trial; neither grid nor chance learns from it."""
 
 
 class OptunaSearch(Search):

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -54,11 +54,9 @@ class Parameter:
         """The value at a fraction in [0, 1] of the range, or among the choices."""
         if self.is_choice:
             return self.choices[min(int(fraction * len(self.choices)), len(self.choices) - 1)]
-        if self.step is not None:
-            steps = math.floor((self.high - self.low) / self.step + 1e-9)
-            value = self.low + self.step * min(int(fraction * (steps + 1)), steps)
-        elif self.is_whole and not self.log:
-            value = self.low + min(int(fraction * (self.high - self.low + 1)), int(self.high - self.low))
+        if self.step is not None or (self.is_whole and not self.log):  # each point as often as the others
+            steps = self._steps()
+            value = self.low + (self.step or 1) * min(int(fraction * (steps + 1)), steps)
         elif self.log:
             value = self.low * (self.high / self.low) ** fraction
         else:
@@ -71,24 +69,14 @@ class Parameter:
         if self.is_choice:
             return list(self.choices)
         if self.count is not None:
-            ends = max(self.count - 1, 1)
-            points = [replaced(self, step=None).at_even(index / ends) for index in range(self.count)]
+            even = replace(self, step=None, is_whole=False)
+            points = [even.at(index / (self.count - 1)) for index in range(self.count)]
         else:
-            assert self.step is not None, "checked when the plan was read"
-            points = [self.low + self.step * index for index in range(self._steps() + 1)]
+            points = [self.low + (self.step or 1) * index for index in range(self._steps() + 1)]
         return list(dict.fromkeys(round(point) if self.is_whole else point for point in points))
 
-    def at_even(self, fraction: float) -> float:
-        """Like `at`, without the equal shares that whole numbers get when they are drawn."""
-        return float(replaced(self, is_whole=False).at(fraction))
-
     def _steps(self) -> int:
-        assert self.step is not None
-        return math.floor((self.high - self.low) / self.step + 1e-9)
-
-
-def replaced(parameter: Parameter, **changes: Any) -> Parameter:
-    return Parameter(**{**asdict(parameter), **changes})
+        return math.floor((self.high - self.low) / (self.step or 1) + 1e-9)
 
 
 @dataclass(frozen=True)
@@ -132,19 +120,13 @@ class SweepPlan:
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain
 
-    def is_better(self, score: float, other: float) -> bool:
-        return score > other if self.direction == "maximize" else score < other
-
     def grid_points(self) -> list[dict[str, Any]]:
         axes = [parameter.grid() for parameter in self.parameters]
         keys = [parameter.key for parameter in self.parameters]
         return [dict(zip(keys, point, strict=True)) for point in product(*axes)]
 
 
-FILE_KEYS = (
-    *("name", "experiment", "overrides", "trial_overrides", "parameters", "sampler", "pruner", "trials", "seeds"),
-    *("seed", "metric", "score", "direction", "parallel", "jobs", "minutes", "best_config"),
-)
+FILE_KEYS = tuple(SweepPlan.__dataclass_fields__)
 
 
 def read_plan(content: Mapping[str, Any], *, place: str, default_name: str, default_jobs: int) -> SweepPlan:
@@ -226,7 +208,7 @@ def _with_grid(plan: SweepPlan, is_given: bool, place: str) -> SweepPlan:
             f"{place}: trials is {plan.trials}, but the grid has {size} points and all of them are tried: leave trials "
             "out, or write `sampler: random`."
         )
-    return SweepPlan(**{**plan.__dict__, "trials": size})
+    return replace(plan, trials=size)
 
 
 def _read_parameters(blocks: Any, sampler: str, place: str) -> tuple[Parameter, ...]:

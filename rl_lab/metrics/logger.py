@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_lab.metrics.names import Meaning, check_name, meaning_of
+from rl_lab.metrics.names import NAMES, WARN_ABOVE, check_name
 from rl_lab.metrics.series import pack_series, unpack_series
 from rl_lab.metrics.writers import Level, Row, Writer
 from rl_lab.types import Counts, Metrics, StateTree
@@ -33,7 +33,7 @@ class MetricLogger:
     the largest, the smallest and the sum. A tensor handed to `add` must not be written to afterwards: what
     replays a CUDA graph clones its metrics first.
 
-    strict_names refuses names that names.py does not list; None asks the environment variable
+    strict_names refuses names that names.md does not list; None asks the environment variable
     RL_LAB_STRICT_METRIC_NAMES, which tests set to 1. A user's own workflow may log names of its own.
     """
 
@@ -46,13 +46,12 @@ class MetricLogger:
         self._numbers: dict[str, list[float]] = {}
         self._tensors: dict[str, list[Tensor]] = {}  # 0-d tensors, and 1-d tensors of scalars already packed
         self._known_names: set[str] = set()
-        self._watched: dict[str, Meaning] = {}  # those that warn above a limit and have not yet
+        self._warn_above = dict(WARN_ABOVE)  # limits that no row has passed yet
 
     def add(self, metrics: Metrics) -> None:
         """Take numbers and detached scalar tensors into the window; never waits for a device."""
         for name, value in metrics.items():
-            if name not in self._known_names:
-                self._check_name(name)
+            self._check_name(name)
             if isinstance(value, Tensor):
                 assert value.dim() == 0, f"metric '{name}' has shape {tuple(value.shape)}, not one number"
                 assert not value.requires_grad, f"metric '{name}' still holds its graph: detach it"
@@ -81,10 +80,10 @@ class MetricLogger:
         self.last_non_finite = tuple(name for name in row if not math.isfinite(row[name]))
         for writer in self.writers:
             writer.write(row)
-        for name, meaning in list(self._watched.items()):
-            if meaning.warn_above is not None and row.get(name, 0.0) > meaning.warn_above:
-                del self._watched[name]
-                self.message(f"{name} is {row[name]:.3g}. {meaning.description} Healthy: {meaning.advice}", "warning")
+        for name in [name for name, limit in self._warn_above.items() if row.get(name, 0.0) > limit]:
+            del self._warn_above[name]
+            meaning = NAMES[name]
+            self.message(f"{name} is {row[name]:.3g}. {meaning.description} Healthy: {meaning.advice}", "warning")
         return row
 
     def message(self, text: str, level: Level = "info") -> None:
@@ -129,9 +128,6 @@ class MetricLogger:
         if name not in self._known_names:
             check_name(name, strict=self.strict_names)
             self._known_names.add(name)
-            meaning = meaning_of(name)
-            if meaning is not None and meaning.warn_above is not None:
-                self._watched[name] = meaning
 
 
 def _plain_number(value: Any) -> float | int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -45,10 +46,8 @@ def _resident_gib() -> float:
     process = psutil.Process()
     resident = process.memory_info().rss
     for child in process.children(recursive=True):
-        try:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # ended since it was listed, or not ours to read
             resident += child.memory_info().rss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):  # ended since it was listed, or not ours to read
-            continue
     return float(resident / GIB)
 
 
@@ -57,15 +56,10 @@ def _gpu_usage() -> Metrics:
     if not torch.cuda.is_initialized():
         return {}
     reserved = sum(torch.cuda.memory_reserved(index) for index in range(torch.cuda.device_count()))
-    return {"system/gpu_memory_gib": reserved / GIB, **_gpu_percent()}
-
-
-def _gpu_percent() -> Metrics:
-    try:
+    usage: Metrics = {"system/gpu_memory_gib": reserved / GIB}
+    with suppress(ImportError):  # nvidia-ml-py is optional
         import pynvml
-    except ImportError:  # nvidia-ml-py is optional
-        return {}
-    try:
-        return {"system/gpu_percent": float(torch.cuda.utilization())}
-    except (pynvml.NVMLError, RuntimeError):  # no driver access, as inside some containers and MIG slices
-        return {}
+
+        with suppress(pynvml.NVMLError, RuntimeError):  # no driver access, as inside some containers and MIG slices
+            usage["system/gpu_percent"] = float(torch.cuda.utilization())
+    return usage

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +61,8 @@ class LiveDisplay(Writer):
         self.view = RunView(title=printable(title), total=total)
         self._stream = stream or (console.file if console is not None else sys.stdout or io.StringIO())
         self.on_failure: Callable[[str], None] = lambda sentence: None  # called when the terminal is gone
-        self.mode = ("live" if _is_terminal(self._stream) else "plain") if mode == "auto" else mode
+        is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.mode = ("live" if is_terminal else "plain") if mode == "auto" else mode
         self._console = console
         self._live: Live | None = None
         self._clock = clock
@@ -74,8 +74,7 @@ class LiveDisplay(Writer):
 
     def write(self, row: Row) -> None:
         self.view.take(row)
-        self._has_news = True
-        self._show_if_due()
+        self._take_news()
 
     def update_progress(self, fraction: float, phase_name: str, phase_index: int, phase_count: int) -> None:
         """fraction is of the current phase; phase_index counts from 0. Cheap enough for every cycle."""
@@ -83,8 +82,7 @@ class LiveDisplay(Writer):
         view.phase_fraction, view.phase_name = fraction, printable(phase_name)
         view.phase_index, view.phase_count = phase_index, phase_count
         if self.mode == "live":  # a plain line waits for numbers
-            self._has_news = True
-            self._show_if_due()
+            self._take_news()
 
     def message(self, text: str, level: Level = "info") -> None:
         """The panel keeps the last few; plain lines print each at once."""
@@ -95,8 +93,7 @@ class LiveDisplay(Writer):
         if self.mode == "plain" or (self.mode == "live" and self._is_closed):
             self._print(text if level == "info" else f"{level}: {text}")
         elif self.mode == "live":
-            self._has_news = True
-            self._show_if_due()
+            self._take_news()
 
     def get_state(self) -> StateTree:
         return self.view.get_state()
@@ -110,7 +107,7 @@ class LiveDisplay(Writer):
             self._show()
 
     def close(self) -> None:
-        """Show the last row and give the terminal back. The view stays for `summary` and `export_svg`."""
+        """Show the last row and give the terminal back. The view stays for `summary`."""
         self.flush()
         self._is_closed = True
         live, self._live = self._live, None
@@ -149,22 +146,10 @@ class LiveDisplay(Writer):
             width = max(len(label) for label in lines)
             self._print("\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines.items())]))
 
-    def export_svg(self, path: Path, *, width: int = 100) -> None:
-        """The panel as it stands now, as a picture that asks no other host for its fonts. Works in every mode."""
-        from rich.console import Console
-
-        from rl_lab.metrics.panel import render_panel
-
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
-            console = Console(record=True, width=width, file=nowhere, force_terminal=True, color_system="truecolor")
-            console.print(render_panel(self.view, height=60))
-            picture = console.export_svg(title=self.view.title, unique_id="rl-lab")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.DOTALL), encoding="utf-8")
-
     # --- showing
 
-    def _show_if_due(self) -> None:
+    def _take_news(self) -> None:
+        self._has_news = True
         if self._clock() >= self._due_at and not self._is_closed:
             self._show()
 
@@ -248,7 +233,3 @@ def _from_here(path: Path) -> str:
     with suppress(ValueError, OSError):  # elsewhere, or the working directory is gone
         return str(path.relative_to(Path.cwd()))
     return str(path)
-
-
-def _is_terminal(stream: IO[str]) -> bool:
-    return stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -239,13 +239,12 @@ class TensorBoardWriter(Writer):
                 else:
                     item(events)
             events.close()
+            return
         except RLLabError as error:
-            self._give_up(error)
+            self._error = error
         except OSError as error:
-            self._give_up(RunError(f"Cannot write {self.directory}: {error.strerror}."))
-
-    def _give_up(self, error: RLLabError) -> None:
-        self._error, self._has_failed = error, True
+            self._error = RunError(f"Cannot write {self.directory}: {error.strerror}.")
+        self._has_failed = True
         while (item := self._queue.get()) is not None:  # nobody may wait for a thread that gave up
             if isinstance(item, Event):
                 item.set()

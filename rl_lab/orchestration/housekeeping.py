@@ -45,6 +45,14 @@ class Progress(Protocol):
     def update_progress(self, fraction: float, phase_name: str, phase_index: int, phase_count: int) -> None: ...
 
 
+Prune = Callable[[dict[str, Any]], str | None]
+"""Asked about every row but the last: why a sweep ends the run here, or None."""
+
+
+def go_on(row: dict[str, Any]) -> None:
+    """The answer where no sweep asks."""
+
+
 @dataclass(kw_only=True, eq=False)
 class Housekeeping:
     """Everything around the loop that is not learning."""
@@ -62,7 +70,7 @@ class Housekeeping:
     stop_rules: StopRules
     films: FilmPlan | None = None
     on_save: Callable[[Housekeeping], None] = lambda housekeeping: None
-    prune: Callable[[dict[str, Any]], str | None] = lambda row: None  # asked about every row but the last
+    prune: Prune = go_on
 
     def __post_init__(self) -> None:
         self.stopping = Stopping(self.stop_rules)

@@ -31,7 +31,8 @@ class PhaseScheduler:
         # Update passes owed in this phase, and those of them paid. Exact, since 0.3 added ten times is not 3 in binary;
         # apart, since whole numbers are subtracted in a tenth of a Fraction's time. The credit survives a resume.
         self._owed, self._paid = Fraction(0), 0
-        self._ratios = [_ratio(phase) for phase in phases]
+        ratios = [phase.updates_per_step for phase in phases]
+        self._ratios = [None if ratio is None else Fraction(str(ratio)) for ratio in ratios]  # str: 0.3 means 3/10
 
     @property
     def finished(self) -> bool:
@@ -119,10 +120,6 @@ class PhaseScheduler:
     def set_state(self, state: StateTree) -> None:
         self.index, self.cycles, self._owed, self._paid = state["index"], state["cycles"], Fraction(state["credit"]), 0
         self.run_counts, self.phase_counts = Counts(**state["run_counts"]), Counts(**state["phase_counts"])
-
-
-def _ratio(phase: Phase) -> Fraction | None:
-    return None if phase.updates_per_step is None else Fraction(str(phase.updates_per_step))  # str: 0.3 means 3/10
 
 
 def _one_update_more(counts: Counts) -> Counts:

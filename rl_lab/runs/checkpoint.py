@@ -29,13 +29,14 @@ import torch
 
 from rl_lab.runs.files import (
     UnreadableFile,
+    appearing,
     check_types,
     read_bytes,
     read_json,
     readable_disk_errors,
     remove,
+    remove_at_once,
     sync_directory,
-    temporary_name,
     to_json,
     write_durably,
 )
@@ -101,7 +102,6 @@ class CheckpointStore:
         self.directory = Path(directory)
         self.keep_recent = keep_recent
         self.identity = identity
-        self._is_clean = False
 
     # --- saving --------------------------------------------------------------------------------
 
@@ -122,29 +122,18 @@ class CheckpointStore:
         """
         with readable_disk_errors(self.directory, run_id=self.directory.absolute().parent.name):
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._sweep()
+            for leftover in self.directory.glob("*.tmp-*"):  # of a kill or a failed save: nobody else may be saving
+                remove(leftover)
             path = self._unused_path(agent_steps)
-            temporary = temporary_name(path)
-            try:
+            with appearing(path) as temporary:
                 temporary.mkdir()
                 facts = {"run": self.identity, "counts": dict(counts), "score": score}
                 _write_sections(temporary, state, facts, external)
-                os.rename(temporary, path)
-            finally:
-                remove(temporary)  # gone already, unless something failed
             sync_directory(self.directory)
             for link in ("latest", "best") if is_best else ("latest",):
                 self._point(link, path)
             self._retire(agent_steps)
-            self._is_clean = True
         return path
-
-    def _sweep(self) -> None:
-        """Remove what a kill or a failed save left. Only a saver does: a reader could hit a living one."""
-        if not self._is_clean:
-            for leftover in self.directory.glob("*.tmp-*"):
-                remove(leftover)
-        self._is_clean = False  # until this save is over
 
     def _unused_path(self, agent_steps: int) -> Path:
         """A second save at the same count gets a `-r2` name, so that the first stays valid until the end."""
@@ -154,11 +143,10 @@ class CheckpointStore:
 
     def _point(self, link_name: str, path: Path) -> None:
         link = self.directory / link_name
-        temporary = temporary_name(link)
         if link.is_dir() and not link.is_symlink():
             remove(link)  # a copy made by a tool that follows links; the new checkpoint is on disk already
-        os.symlink(path.name, temporary)
-        os.replace(temporary, link)
+        with appearing(link) as temporary:
+            os.symlink(path.name, temporary)
 
     def _retire(self, agent_steps: int) -> None:
         """Keep the newest few and whatever `latest` and `best` name; a newer save of one count replaces an older.
@@ -171,9 +159,7 @@ class CheckpointStore:
         kept = {newest_of_each_count[steps] for steps in recent} | {self._target("latest"), self._target("best")}
         for _, _, path in entries:
             if path not in kept:
-                doomed = temporary_name(path)  # never half-deleted under its own name
-                os.rename(path, doomed)
-                remove(doomed)
+                remove_at_once(path)
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -402,7 +388,8 @@ def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]
     try:
         data = read_bytes(path / file)
     except OSError as error:
-        raise _unreadable(path, file, error) from error
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise DamagedCheckpoint(path, f"{file} {what}") from error
     expected = entries[file]
     if len(data) != expected["bytes"]:
         raise DamagedCheckpoint(path, f"{file} has {len(data)} bytes where the manifest says {expected['bytes']}")
@@ -413,8 +400,3 @@ def _read_section(path: Path, file: str, entries: Mapping[str, Mapping[str, Any]
     except _LOAD_ERRORS as error:
         summary = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DamagedCheckpoint(path, f"{file} is not plain data and was refused ({summary})") from error
-
-
-def _unreadable(path: Path, file: str, error: OSError) -> DamagedCheckpoint:
-    is_missing = isinstance(error, FileNotFoundError)
-    return DamagedCheckpoint(path, f"{file} {'is missing' if is_missing else f'cannot be read ({error.strerror})'}")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rl_lab.runs.figures import make_figure
-from rl_lab.runs.files import write_atomic
+from rl_lab.runs.figures import make_figure, write_png
 from rl_lab.runs.metrics_file import Series, series
 
 TRAINING_RETURN = "collect/episode_return_mean"
@@ -33,9 +31,7 @@ def write_curve(path: Path, rows: list[dict[str, Any]], *, title: str) -> bool:
     axes.set_ylabel("episode return")
     axes.set_title(title, loc="left", fontweight="bold")
     _tidy(axes)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_atomic(path, picture.getvalue())
+    write_png(path, figure, dpi=120)
     return True
 
 
@@ -61,11 +57,9 @@ def _draw(axes: Any, training: Series, evaluation: Series) -> None:
             )
 
 
-def _points(values: Series) -> tuple[np.ndarray, np.ndarray]:
-    return (
-        np.asarray([row["agent_steps"] for row, _ in values], dtype=float),
-        np.asarray([value for _, value in values], dtype=float),
-    )
+def _points(values: Series) -> np.ndarray:
+    """Agent steps and values, `[2, rows]`."""
+    return np.asarray([(row["agent_steps"], value) for row, value in values], dtype=float).T
 
 
 def _tidy(axes: Any) -> None:

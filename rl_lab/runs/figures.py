@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rl_lab.runs.files import write_atomic
 from rl_lab.types import MissingExtraError
 
 
@@ -25,3 +28,9 @@ def pixels_of(figure: Any) -> np.ndarray:
     """The figure as it looks now: uint8 `[height, width, 3]`."""
     figure.canvas.draw()
     return np.array(figure.canvas.buffer_rgba())[..., :3]
+
+
+def write_png(path: Path, figure: Any, *, dpi: int) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=dpi)
+    write_atomic(path, picture.getvalue())

@@ -70,6 +70,17 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
 
 
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A temporary name to write under, which becomes `path` at the end: whole, or not at all."""
+    temporary = temporary_name(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        remove(temporary)  # gone already, unless something failed
+
+
 def is_leftover(name: str) -> bool:
     return _LEFTOVER.fullmatch(name) is not None
 
@@ -89,6 +100,13 @@ def remove(path: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def remove_at_once(path: Path) -> None:
+    """Remove so that a kill in between leaves nothing under that name; an OSError where it cannot be moved away."""
+    doomed = temporary_name(path)
+    os.rename(path, doomed)
+    remove(doomed)
 
 
 def refuse_links_out_of(directory: Path) -> None:
@@ -137,14 +155,10 @@ def sync_directory(path: Path) -> None:
 
 def write_atomic(path: Path, data: bytes | str, *, run_id: str | None = None) -> None:
     """Replace a file at one instant: a reader sees the old content or the new one, never half of it."""
-    temporary = temporary_name(path)
     with readable_disk_errors(path, run_id=run_id):
-        try:
+        with appearing(path) as temporary:
             write_durably(temporary, data.encode() if isinstance(data, str) else data)
-            os.replace(temporary, path)
-            sync_directory(path.parent)
-        finally:
-            remove(temporary)
+        sync_directory(path.parent)
 
 
 def to_json(content: Mapping[str, Any]) -> str:

@@ -9,7 +9,6 @@ the observation; a red one: it gets the actions alone. Rows after the end of an 
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_lab.runs.figures import make_figure, pixels_of
-from rl_lab.runs.files import write_atomic
+from rl_lab.runs.figures import make_figure, pixels_of, write_png
 from rl_lab.runs.video import write_video
 
 Views = Mapping[str, Mapping[str, np.ndarray]]
@@ -48,7 +46,7 @@ def write_film(path: str | Path, views: Views, *, context: int, fps: float = FPS
     curves = Curves(views, context)
     video = write_video(path, frames_of(views, curves, context), fps)
     picture = path.with_suffix(".png")
-    write_atomic(picture, curves.png())
+    write_png(picture, curves.figure, dpi=150)
     return FilmFiles(video, picture)
 
 
@@ -89,13 +87,9 @@ def _scale(views: Views, key: str) -> int:
     return max(1, -(-TILE // views["real"][key].shape[2]))
 
 
-def _tile_width(views: Views, key: str) -> int:
-    return int(views["real"][key].shape[3]) * _scale(views, key) + 2 * GAP
-
-
 def _header(views: Views, keys: list[str]) -> np.ndarray:
     """Titles over the tiles."""
-    widths = [_tile_width(views, key) for key in keys for _ in COLOURS]
+    widths = [int(views["real"][key].shape[3]) * _scale(views, key) + 2 * GAP for key in keys for _ in COLOURS]
     figure = make_figure("A film", sum(widths), HEADER, dpi=100)
     titles = [view.replace("_", " ") for _ in keys for view in COLOURS]
     middle = np.cumsum([0, *widths])[:-1] + np.array(widths) / 2
@@ -180,11 +174,6 @@ class Curves:
             frame[top:bottom, now + 1 : right] = self._empty[top:bottom, now + 1 : right]
             frame[top:bottom, now] = 170
         return frame
-
-    def png(self) -> bytes:
-        picture = io.BytesIO()
-        self.figure.savefig(picture, format="png", dpi=150)
-        return picture.getvalue()
 
 
 def curve_columns(views: Views) -> dict[str, dict[str, np.ndarray]]:

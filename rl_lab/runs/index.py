@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sqlite3
-import stat
 from collections.abc import Callable
 from contextlib import closing
 from difflib import get_close_matches
@@ -52,17 +51,6 @@ class RunIndex:
         except (RunError, sqlite3.Error) as error:
             logger.warning("run '%s' is not in the index: %s", printable(run.id), printable(str(error)))
 
-    def rebuild(self) -> int:
-        """Forget everything and read every run directory again; returns how many runs there are."""
-        if not self._has_directory():
-            return 0
-
-        def renew(database: sqlite3.Connection) -> int:
-            database.execute("DELETE FROM runs")
-            return self._synchronise(database)
-
-        return self._ask(renew)
-
     def find(
         self,
         text: str | None = None,
@@ -72,7 +60,7 @@ class RunIndex:
         environment: str | None = None,
     ) -> list[dict[str, Any]]:
         """The runs that fit, newest first; `text` may stand in the id, name, algorithm, environment, tags or notes."""
-        if not self._has_directory():
+        if not self._entries():
             return []
         wanted = {"status": status, "algorithm": algorithm, "environment": environment}
 
@@ -119,7 +107,7 @@ class RunIndex:
                 self._synchronise(database)
             return question(database)
 
-    def _synchronise(self, database: sqlite3.Connection) -> int:
+    def _synchronise(self, database: sqlite3.Connection) -> None:
         """Bring the table in line with the directories: a few stat calls per run, reading only what changed."""
         known = {row["id"]: row for row in database.execute("SELECT id, fingerprint, status FROM runs")}
         present = self._runs()
@@ -130,24 +118,20 @@ class RunIndex:
             # A killed process changes no file, so what is said to be running is always looked at again.
             if row is None or row["fingerprint"] != _fingerprint(run) or row["status"] in ("running", "killed"):
                 _store(database, run)
-        return len(present)
 
-    def _has_directory(self) -> bool:
+    def _entries(self) -> list[Path]:
+        """What may be runs; nothing where there is no directory yet."""
         try:
-            return stat.S_ISDIR(self.runs_dir.stat().st_mode)
+            return [path for path in self.runs_dir.iterdir() if not path.name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError):
-            return False
+            return []
         except OSError as error:
             raise RunError(f"{self.runs_dir} cannot be read: {error.strerror}.") from error
 
     def _runs(self) -> dict[str, RunDirectory]:
         """The runs that can be read, by id; others are named and left out."""
-        try:
-            paths = [path for path in self.runs_dir.iterdir() if not path.name.startswith(".")]
-        except OSError as error:
-            raise RunError(f"{self.runs_dir} cannot be read: {error.strerror}.") from error
         runs = {}
-        for run in map(RunDirectory, paths):
+        for run in map(RunDirectory, self._entries()):
             try:
                 run.id.encode()
                 if run.exists():

@@ -11,7 +11,6 @@ import stat
 import time
 import weakref
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rl_lab.runs.files import entries_below, read_json, readable_disk_errors, refuse_links_out_of, remove_leftovers
@@ -86,9 +85,7 @@ class RunLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 

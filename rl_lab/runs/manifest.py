@@ -19,7 +19,7 @@ from typing import Any
 from rl_lab.runs.files import Kinds, check_types
 from rl_lab.types import RunError
 
-CONFIG_SCHEMA_VERSION = 2
+CONFIG_SCHEMA_VERSION = 3  # 3: MLP lies in networks.encoders
 CHECKPOINT_SCHEMA_VERSION = 2  # 2: files outside a checkpoint are checksummed in blocks
 
 _GIT_TIMEOUT_S = 5.0

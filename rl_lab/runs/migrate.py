@@ -11,36 +11,25 @@ from rl_lab.types import RunError
 
 MigrationStep = Callable[[dict[str, Any]], dict[str, Any]]
 
-MOVED_MODULES = {  # of version 1: old home of a class that a `_target_` may name -> its home in version 2
-    "rl_lab.components.augmentation": "rl_lab.components.networks.augmentation",
-    "rl_lab.components.bandits": "rl_lab.components.heads.bandits",
-    "rl_lab.components.controllers": "rl_lab.components.heads.actor_critic",
-    "rl_lab.components.decoder_free": "rl_lab.components.world_model.decoder_free",
-    "rl_lab.components.decoders": "rl_lab.components.world_model.decoder",
-    "rl_lab.components.distributions": "rl_lab.components.heads.distributions",
-    "rl_lab.components.encoders": "rl_lab.components.networks.encoders",
-    "rl_lab.components.ensembles": "rl_lab.components.networks.ensemble",
-    "rl_lab.components.latents": "rl_lab.components.world_model.latents",
-    "rl_lab.components.layers": "rl_lab.components.world_model.layers",
-    "rl_lab.components.memory": "rl_lab.components.networks.memory",
-    "rl_lab.components.networks": "rl_lab.components.networks.mlp",
-    "rl_lab.components.normalizers": "rl_lab.components.networks.normalizers",
-    "rl_lab.components.planners": "rl_lab.components.planners.cem",
-    "rl_lab.components.q_values": "rl_lab.components.heads.q_values",
-    "rl_lab.components.return_computers": "rl_lab.components.returns.returns",
-    "rl_lab.components.return_scale": "rl_lab.components.returns.returns",
-    "rl_lab.components.rssm": "rl_lab.components.world_model.rssm",
-    "rl_lab.components.soft_actor_critic": "rl_lab.components.heads.soft_actor_critic",
-    "rl_lab.components.statistics": "rl_lab.components.returns.returns",
-    "rl_lab.components.strided_images": "rl_lab.components.world_model.strided_images",
-    "rl_lab.components.tables": "rl_lab.components.heads.tables",
-    "rl_lab.components.transitions": "rl_lab.components.returns.transitions",
-    "rl_lab.components.two_hot": "rl_lab.components.world_model.two_hot",
-    "rl_lab.components.world_model_encoder": "rl_lab.components.world_model.encoder",
-    "rl_lab.components.world_model_heads": "rl_lab.components.world_model.heads",
-    "rl_lab.components.world_model_loss": "rl_lab.components.world_model.loss",
+_MOVED = {  # since version 1, inside rl_lab.components: folder -> the modules that moved there under their own names
+    "heads": ("bandits", "distributions", "q_values", "soft_actor_critic", "tables"),
+    "networks": ("augmentation", "encoders", "memory", "normalizers"),
+    "returns": ("transitions",),
+    "world_model": ("decoder_free", "latents", "layers", "rssm", "strided_images", "two_hot"),
 }
-
+_MOVED_AND_RENAMED = {
+    "controllers": "heads.actor_critic",
+    "decoders": "world_model.decoder",
+    "ensembles": "networks.ensemble",
+    "networks": "networks.encoders",
+    "networks.mlp": "networks.encoders",  # until version 2
+    "planners": "planners.cem",
+    **dict.fromkeys(("return_computers", "return_scale", "statistics"), "returns.returns"),
+    **{f"world_model_{name}": f"world_model.{name}" for name in ("encoder", "heads")},
+}
+_HOMES = {module: f"{folder}.{module}" for folder, modules in _MOVED.items() for module in modules} | _MOVED_AND_RENAMED
+MOVED_MODULES = {f"rl_lab.components.{old}": f"rl_lab.components.{new}" for old, new in _HOMES.items()}
+"""Old home of a class that a `_target_` may name -> its home in version 2."""
 
 RENAMED_KEYS = {  # of version 1: keys of our own classes -> their names in version 2
     "dynamics_share": "dynamics_fraction",
@@ -51,7 +40,7 @@ RENAMED_KEYS = {  # of version 1: keys of our own classes -> their names in vers
 
 
 def _name_new_homes(value: Any) -> Any:
-    """Version 1 to 2: every `_target_` names the module in which its class lies today, and its keys as they are now."""
+    """Of versions 1 and 2: every `_target_` names the module in which its class lies today; keys have today's names."""
     if isinstance(value, Mapping):
         renamed = RENAMED_KEYS if str(value.get("_target_")).startswith("rl_lab.") else {}
         return {
@@ -68,7 +57,7 @@ def _new_home(target: Any) -> Any:
     return f"{MOVED_MODULES[module]}.{name}" if module in MOVED_MODULES else target
 
 
-CONFIG_STEPS: dict[int, MigrationStep] = {1: _name_new_homes}
+CONFIG_STEPS: dict[int, MigrationStep] = {1: _name_new_homes, 2: _name_new_homes}
 """Version n -> the function that turns a config of version n into one of version n + 1."""
 
 

@@ -18,15 +18,15 @@ from typing import Any
 from rl_lab.runs.files import (
     Kinds,
     MissingFile,
+    appearing,
     check_types,
     read_json,
     read_text,
     readable_disk_errors,
     refuse_links_out_of,
-    remove,
+    remove_at_once,
     remove_leftovers,
     sync_directory,
-    temporary_name,
     to_json,
     write_durably,
     write_json,
@@ -95,15 +95,15 @@ class RunDirectory:
             path.parent.mkdir(parents=True, exist_ok=True)
             remove_leftovers(os.scandir(path.parent))
             _make_way(path)
-            temporary = temporary_name(path)
             try:
-                temporary.mkdir()
-                for file, text in files.items():
-                    write_durably(temporary / file, text.encode())
-                sync_directory(temporary)
-                _rename(temporary, path)
-            finally:
-                remove(temporary)
+                with appearing(path) as temporary:
+                    temporary.mkdir()
+                    for file, text in files.items():
+                        write_durably(temporary / file, text.encode())
+                    sync_directory(temporary)
+            except OSError:
+                _make_way(path)  # another process was quicker: say so
+                raise
             sync_directory(path.parent)
         return cls(path)
 
@@ -135,6 +135,7 @@ class RunDirectory:
     config_path = _Place("config.yaml")
     overrides_path = _Place("overrides.yaml")
     manifest_path = _Place("manifest.json")
+    environment_path = _Place("environment.json")
     status_path = _Place("status.json")
     tags_path = _Place("tags.json")
     lock_path = _Place(".lock")
@@ -179,6 +180,16 @@ class RunDirectory:
                 f"`rl-lab resume {self.id} --mode warm_start key=value`."
             )
 
+    def write_environment(self, description: Mapping[str, Any]) -> None:
+        """The environment's spaces, as plain data: what a policy must know to act without it."""
+        write_json(self.environment_path, dict(description), run_id=self.id)
+
+    def read_environment(self) -> dict[str, Any] | None:
+        """What `write_environment` wrote; None in runs of earlier versions."""
+        with suppress(MissingFile):
+            return read_json(self.environment_path)
+        return None
+
     def write_tags(self, tags: Sequence[str], notes: str = "") -> None:
         write_json(self.tags_path, {"tags": list(tags), "notes": notes}, run_id=self.id)
 
@@ -193,7 +204,7 @@ class RunDirectory:
     def discard(self) -> None:
         """Remove the directory of a run that never began, and the folder of runs if that was to be its first."""
         with suppress(OSError):  # the error that ended the run is the one to tell; or other runs lie there
-            _remove_at_once(self.path)
+            remove_at_once(self.path)
             self.path.parent.rmdir()
 
     # --- how the run is ------------------------------------------------------------------------
@@ -280,7 +291,7 @@ def _make_way(path: Path) -> None:
         raise RunError(f"{path} exists and is a file: choose another --run-id or --runs-dir, or move it away.")
     entries = {entry.name for entry in path.iterdir()}
     if ".lock" in entries and entries <= _OF_A_KILLED_START and not is_held(path / ".lock"):
-        _remove_at_once(path)
+        remove_at_once(path)
     elif "config.yaml" in entries:
         raise RunError(
             f"Run '{path.name}' exists already in {path.parent}: continue it with `rl-lab resume {path.name}`, "
@@ -290,18 +301,3 @@ def _make_way(path: Path) -> None:
         raise RunError(
             f"{path} exists, holds files and is not a run (no config.yaml): choose another --run-id, or move it away."
         )
-
-
-def _rename(temporary: Path, path: Path) -> None:
-    try:
-        os.rename(temporary, path)
-    except OSError:
-        _make_way(path)  # another process was quicker: say so
-        raise
-
-
-def _remove_at_once(path: Path) -> None:
-    """Remove a directory so that a kill in between leaves nothing under its name."""
-    doomed = temporary_name(path)
-    os.rename(path, doomed)
-    remove(doomed)

@@ -94,25 +94,16 @@ def _pairs(
 
 def _kinds(here: Any, there: Any) -> tuple[str, str]:
     """Two leaves in words, just precise enough to show how they differ."""
-    if not _is_array(here) and not _is_array(there):
+    is_array = [isinstance(leaf, torch.Tensor | np.ndarray) for leaf in (here, there)]
+    if not any(is_array):
         return "", ""
-    if not (_is_array(here) and _is_array(there)):
-        return _words(here), _words(there)
+    if is_array == [True, False]:
+        return f"a tensor {list(here.shape)}", f"a plain {type(there).__name__}"
+    if is_array == [False, True]:
+        return f"a plain {type(here).__name__}", f"a tensor {list(there.shape)}"
     if tuple(here.shape) != tuple(there.shape):
         return str(list(here.shape)), str(list(there.shape))
-    return _dtype_name(here), _dtype_name(there)
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor | np.ndarray)
-
-
-def _words(leaf: Any) -> str:
-    return f"a tensor {list(leaf.shape)}" if _is_array(leaf) else f"a plain {type(leaf).__name__}"
-
-
-def _dtype_name(leaf: Any) -> str:
-    return str(leaf.dtype).removeprefix("torch.")
+    return str(here.dtype).removeprefix("torch."), str(there.dtype).removeprefix("torch.")
 
 
 def _nearest(path: str, others: list[str]) -> str:

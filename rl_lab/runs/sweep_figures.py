@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rl_lab.runs.figures import make_figure
-from rl_lab.runs.files import write_atomic
+from rl_lab.runs.figures import make_figure, write_png
 
 BINS = 4  # of a parameter's values, as many trials in each
+DPI = 120
 _BLUE, _GREY = "#2f6db5", "#5c6670"
 
 
@@ -54,13 +53,13 @@ def _omega_squared(groups: np.ndarray, scores: np.ndarray) -> float:
 
 
 def draw_importance(path: Path, shares: Mapping[str, float], *, title: str) -> None:
-    figure = make_figure("The picture of a sweep", 960, 160 + 50 * len(shares), dpi=120)
+    figure = make_figure("The picture of a sweep", 960, 160 + 50 * len(shares), dpi=DPI)
     axes = figure.add_subplot()
     names = list(shares)[::-1]
     axes.barh(names, [shares[name] for name in names], color=_BLUE)
     axes.set_xlim(0.0, 1.0)
     axes.set_title(title, loc="left", fontweight="bold")
-    _save(figure, path)
+    write_png(path, figure, dpi=DPI)
 
 
 def draw_parallel_coordinates(
@@ -77,7 +76,7 @@ def draw_parallel_coordinates(
     keys = list(parameters[0])
     axes_values = [_axis([each[key] for each in parameters], is_log.get(key, False)) for key in keys]
     axes_values.append(_axis(list(scores), False))
-    figure = make_figure("The picture of a sweep", 240 + 220 * len(axes_values), 640, dpi=120)
+    figure = make_figure("The picture of a sweep", 240 + 220 * len(axes_values), 640, dpi=DPI)
     axes = figure.add_subplot()
     goodness = axes_values[-1][0] if is_maximized else 1.0 - axes_values[-1][0]
     from matplotlib import colormaps
@@ -93,7 +92,7 @@ def draw_parallel_coordinates(
     axes.set_yticks([])
     axes.set_xlim(-0.1, len(axes_values) - 0.6)
     axes.set_title(title, loc="left", fontweight="bold")
-    _save(figure, path)
+    write_png(path, figure, dpi=DPI)
 
 
 def _axis(column: Sequence[Any], is_log: bool) -> tuple[np.ndarray, list[tuple[float, str]]]:
@@ -107,9 +106,3 @@ def _axis(column: Sequence[Any], is_log: bool) -> tuple[np.ndarray, list[tuple[f
     names = list(dict.fromkeys(map(str, column)))
     places = {name: index / max(len(names) - 1, 1) for index, name in enumerate(names)}
     return np.asarray([places[str(value)] for value in column]), [(place, name) for name, place in places.items()]
-
-
-def _save(figure: Any, path: Path) -> None:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_atomic(path, picture.getvalue())

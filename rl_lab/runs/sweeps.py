@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,5 +153,5 @@ def read_score(run: RunDirectory, metric: str, *, score: str, direction: str) ->
     return RunScore(values, values[-1] if score == "last" else best, ())
 
 
-def finite_values(rows: list[dict[str, Any]], metric: str) -> Iterable[float]:
+def finite_values(rows: list[dict[str, Any]], metric: str) -> list[float]:
     return [value for _, value in series(rows, metric) if math.isfinite(value)]

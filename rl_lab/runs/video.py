@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_lab.runs.files import readable_disk_errors, remove, temporary_name
+from rl_lab.runs.files import appearing, readable_disk_errors
 from rl_lab.types import ConfigError, MissingExtraError, RunError
 
 
@@ -23,17 +22,13 @@ def write_video(path: str | Path, frames: Sequence[np.ndarray], fps: float) -> P
     # H.264 in yuv420p halves both colour axes, so odd sizes are padded by repeating the last row or column.
     padding = ((0, height % 2), (0, width % 2), (0, 0))
     size = f"{width + width % 2}x{height + height % 2}"
-    temporary = temporary_name(path)
     command = [_ffmpeg(), "-y", "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps)]
     command += ["-i", "-", "-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
-    command += ["-f", "mp4", str(temporary)]
     with readable_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with appearing(path) as temporary:
+            command += ["-f", "mp4", str(temporary)]
             _encode(command, (np.pad(frame, padding, mode="edge") for frame in frames), path)
-            os.replace(temporary, path)
-        finally:
-            remove(temporary)
     return path
 
 

@@ -120,9 +120,13 @@ class Optimizer:
         self._rate = rate
         return {"learning_rate": rate}
 
-    def apply(self, loss: Tensor) -> Metrics:
-        """Backward and one change at the prepared learning rate. Every metric is a tensor."""
-        if not loss.requires_grad:
+    def apply(self, loss: Tensor, gradients: Sequence[tuple[Tensor, Tensor]] | None = None) -> Metrics:
+        """Backward and one change at the prepared learning rate. Every metric is a tensor.
+
+        `gradients` of parameters, where somebody knows them already, take the place of backward.
+        """
+        known = [] if gradients is None else [pair for pair in gradients if pair[0].requires_grad]
+        if not known and not loss.requires_grad:
             return {}
         if self.loss_scale is not None:
             self._refuse_capture("precision fp16", "its loss scale must be read back. Write precision: bf16")
@@ -132,7 +136,10 @@ class Optimizer:
                 f"accumulate {self.accumulate}", "only every so many updates change anything. Write accumulate: 1"
             )
             loss = loss * (1.0 / self.accumulate)
-        torch.autograd.backward(loss)
+        if known:
+            self._add_gradients(known)
+        else:
+            torch.autograd.backward(loss)
         self.accumulated += 1
         if self.accumulated < self.accumulate:
             return {}
@@ -143,6 +150,13 @@ class Optimizer:
         for parameter in self.parameters:
             parameter.grad = None
         return metrics
+
+    def _add_gradients(self, known: list[tuple[Tensor, Tensor]]) -> None:
+        """As backward would; the gradients are those of the loss as it came."""
+        scale = (1.0 if self.loss_scale is None else self.loss_scale.value) / self.accumulate
+        for parameter, gradient in known:
+            part = gradient if scale == 1.0 else gradient * scale
+            parameter.grad = part if parameter.grad is None else parameter.grad + part
 
     def _refuse_capture(self, setting: str, reason: str) -> None:
         if is_capturing():

@@ -31,18 +31,6 @@ def leaves_with_paths(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, tree
 
 
-def stack(trees: list[Any], axis: int = 0) -> Any:
-    """Leafwise stack of equally shaped trees of tensors or numpy arrays."""
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: stack([tree[key] for tree in trees], axis) for key in first}
-    if isinstance(first, list | tuple):
-        return type(first)(stack([tree[index] for tree in trees], axis) for index in range(len(first)))
-    if first is None:
-        return None
-    return torch.stack(trees, dim=axis) if isinstance(first, torch.Tensor) else np.stack(trees, axis=axis)
-
-
 def numpy_to_tensors(tree: Any) -> Any:
     """Numpy arrays and scalars become tensors and Python numbers, so that a tree is plain data."""
 

@@ -37,6 +37,8 @@ class Strategy(Protocol):
 class Bandit(Workflow):
     """Explores in evaluation as in training: a bandit policy is its way of learning. It has no update hooks."""
 
+    not_exportable = "it learns from the reward of every pull while it acts"
+
     def __init__(self) -> None:
         self._tally: Tensor | None = None  # pulls, pulls of the best arm, regret: of the collection under way
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -47,6 +47,8 @@ class Workflow(ABC):
     phase_options: ClassVar[tuple[str, ...]] = ()  # keys a phase may set under `options:`
     is_on_policy: ClassVar[bool] = False  # learns only from what its own policy did
     notes_priorities: ClassVar[bool] = False  # tells with every batch how much there was to learn from each start
+    not_exportable: ClassVar[str] = ""  # why its policy cannot act from a file of its own; empty: it can
+    sample_in_evaluations: bool = False  # mode "eval" draws its actions, too
     n_step: int | None = None  # an update learns from sequences of n_step + 1 rows; None: of any length
 
     context: WorkflowContext
@@ -89,7 +91,8 @@ class Workflow(ABC):
         """Scale and sum the terms, take one step at the prepared learning rate, and name what happened: `loss/<term>`,
         the loss's own metrics, and what the optimizer reports (under `name`, where there are several)."""
         terms = {f"loss/{term}": value.detach() for term, value in loss.terms.items()}
-        taken = optimizer.apply(loss.total(scales or dict.fromkeys(loss.terms, 1.0)))
+        total = loss.total(scales or dict.fromkeys(loss.terms, 1.0))
+        taken = optimizer.apply(total) if loss.gradients is None else optimizer.apply(total, loss.gradients)
         return {**terms, **loss.metrics, **named(taken, name)}
 
     def enter_phase(self, phase: Phase) -> None:
@@ -102,37 +105,21 @@ class Workflow(ABC):
 
     def check_phase(self, phase: Phase) -> None:
         """Refuse, before the first step, a phase this workflow cannot run."""
-        for hook in phase.workflow_hooks if phase.type != "eval_only" else ():
-            if hook not in self.hooks():
-                raise ConfigError(
-                    f"Phase '{phase.name}' lists the hook '{hook}', which {type(self).__name__} does not have."
-                    f"{did_you_mean(hook, self.hooks())} Its hooks: {', '.join(self.hooks()) or 'none'}."
-                )
+        where, own = f"Phase '{phase.name}'", type(self).__name__
+        hooks = phase.workflow_hooks if phase.type != "eval_only" else ()
+        refuse_unknown(hooks, self.hooks(), f"{where} lists the hook '{{}}', which {own} does not have.", "Its hooks")
         if phase.controller is not None and phase.workflow_hooks and phase.type == "online" and self.is_on_policy:
             raise ConfigError(
-                f"Phase '{phase.name}' lets '{phase.controller}' act and {phase.workflow_hooks[0]} learn, but "
-                f"{type(self).__name__} learns only from its own actions: write `workflow_hooks: []` or leave "
-                "`controller` out."
+                f"{where} lets '{phase.controller}' act and {phase.workflow_hooks[0]} learn, but {own} learns only "
+                "from its own actions: write `workflow_hooks: []` or leave `controller` out."
             )
-        for option in phase.options:
-            if option not in self.phase_options:
-                raise ConfigError(
-                    f"Phase '{phase.name}' sets the option '{option}', which {type(self).__name__} does not read."
-                    f"{did_you_mean(option, self.phase_options)} "
-                    f"Its options: {', '.join(self.phase_options) or 'none'}."
-                )
+        sets = f"{where} sets the option '{{}}', which {own} does not read."
+        refuse_unknown(phase.options, self.phase_options, sets, "Its options")
         parts = (*self.context.components, *self.context.controllers)
-        for name in phase.freeze:
-            if name not in parts:
-                raise ConfigError(
-                    f"Phase '{phase.name}' freezes '{name}', which is no component or controller."
-                    f"{did_you_mean(name, parts)} There are: {', '.join(parts)}."
-                )
+        refuse_unknown(
+            phase.freeze, parts, f"{where} freezes '{{}}', which is no component or controller.", "There are"
+        )
         self.policy(phase.controller)
-
-    def remarks(self) -> list[str]:
-        """Sentences about what this workflow does not do with this environment; they are said once at the start."""
-        return []
 
     def check_rows(self, num_rows: int, *, buffer: str) -> None:
         """Refuse a buffer whose sequences have another number of rows than an update learns from."""
@@ -166,14 +153,17 @@ class WorldModelWorkflow(Workflow):
         """What the model expects from states `[N, ...]` on: named tensors `[N, H+1, ...]`, actions `[N, H, ...]`."""
 
 
+def refuse_unknown(names: Iterable[str], known: Collection[str], sentence: str, listing: str) -> None:
+    """`sentence` says of a name, at its `{}`, that it is none of those known; `listing` introduces them."""
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"{sentence.replace('{}', name)}{hint} {listing}: {', '.join(known) or 'none'}.")
+
+
 def checked_scales(scales: Mapping[str, Scale], *, algorithm: str, terms: tuple[str, ...]) -> dict[str, Scale]:
     """One scale per loss term; a misspelt or missing one is refused before the first step."""
-    for name in scales:
-        if name not in terms:
-            raise ConfigError(
-                f"algorithm.loss_scales.{name} is no loss of {algorithm}.{did_you_mean(name, terms)} "
-                f"Its terms are: {', '.join(terms)}."
-            )
+    refuse_unknown(scales, terms, f"algorithm.loss_scales.{{}} is no loss of {algorithm}.", "Its terms are")
     for name in terms:
         if name not in scales:
             raise ConfigError(f"algorithm.loss_scales lacks '{name}': {algorithm}'s terms are {', '.join(terms)}.")

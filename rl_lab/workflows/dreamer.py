@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.returns.returns import lambda_return
-from rl_lab.components.world_model.loss import world_model_loss
-from rl_lab.components.world_model.rssm import Decisions
+from rl_lab.components.world_model.rssm import Decisions, MaskedDecisions, world_model_loss
 from rl_lab.training.schedules import Schedule
 from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
@@ -31,7 +30,7 @@ from rl_lab.workflows.context import WorkflowContext
 from rl_lab.workflows.latent_states import LatentStateWorkflow, Network
 
 TERMS = {  # which optimiser each loss is for, where they are not all one
-    "world_model": ("reconstruction", "reward", "continue", "dynamics", "representation"),
+    "world_model": ("reconstruction", "reward", "continue", "action_mask", "dynamics", "representation"),
     "actor": ("policy", "entropy"),
     "critic": ("value", "replay_value"),
 }
@@ -86,11 +85,16 @@ class Dreamer(LatentStateWorkflow):
         self.sample_in_evaluations = sample_in_evaluations
         self.slow_critic_rate, self.slow_critic_every = slow_critic_rate, slow_critic_every
         self.slow_target, self.slow_regularizer = slow_target, slow_regularizer
-        self.loss_scales = checked_scales(loss_scales, algorithm="Dreamer", terms=sum(TERMS.values(), ()))
+        scales = {"action_mask": 1.0, **loss_scales}  # older configs name no such term
+        self.loss_scales = checked_scales(scales, algorithm="Dreamer", terms=sum(TERMS.values(), ()))
 
     def initialize(self, context: WorkflowContext) -> None:
         super().initialize(context)
         self.continue_head: Network = context.components.require("continue_head", Network)
+        mask_head = context.components.optional("action_mask_head", Network)  # none in older runs
+        self.action_mask_head: Network | None = mask_head if context.spec.has_action_mask else None
+        if self.action_mask_head is None:
+            self.loss_scales = {name: scale for name, scale in self.loss_scales.items() if name != "action_mask"}
         self.return_scale = context.components.require("return_scale")
         self.actor: Actor = context.controllers.require("actor", Actor)
         self.critic: Network = context.controllers.require("critic", Network)
@@ -133,10 +137,6 @@ class Dreamer(LatentStateWorkflow):
                 f"buffers.{buffer}.sequence_length is {num_rows}: Dreamer needs 3 rows or more, one to begin with and "
                 "two to learn from."
             )
-
-    def remarks(self) -> list[str]:
-        said = "masks actions: the mask holds while acting, but the model does not predict it and dreams know none."
-        return [f"{self.context.spec.id} {said}"] if self.context.spec.has_action_mask else []
 
     # --- acting ---
 
@@ -207,6 +207,7 @@ class Dreamer(LatentStateWorkflow):
             posterior,
             **self.model_parts,
             continue_head=self.continue_head,
+            action_mask_head=self.action_mask_head,
             discount=self.discount,
             free_nats=self.free_nats,
             are_free_on_average=self.free_nats_on_average,
@@ -216,7 +217,7 @@ class Dreamer(LatentStateWorkflow):
         """What actor and critic minimise.
 
         dream step       0      1      ...    H          N = B*T dreams, one from every row or the last of them
-        action           a0     a1            .          drawn from the policy
+        action           a0     a1            .          drawn from the policy, among those expected to be allowed
         reward, continue r0 c0  r1 c1         rH cH      predicted; r1 is what a0 earned, r0 belongs to the row
         weight           c0     c0 c1         .          whether the dream has got this far at all
         return           R0     R1            .          R_t = r_t+1 + c_t+1 ((1 - lambda) v_t+1 + lambda R_t+1)
@@ -229,7 +230,7 @@ class Dreamer(LatentStateWorkflow):
         with self.context.runtime.autocast():
             value = self.critic(features)  # of [N, H+1]
             slow = self.slow_critic(features).mean()
-            policy = self.actor(features[:, :-1])
+            policy = self.actor(features[:, :-1], dream.get("action_mask"))
             with torch.no_grad():
                 expected = slow if self.slow_target else value.mean()
             bootstrap = dream.get("value", expected)
@@ -274,18 +275,22 @@ class Dreamer(LatentStateWorkflow):
         """The policy in the model, H steps from states `[N, ...]`. Gradients, if wanted, reach the actor alone."""
         readers = (self.dynamics, self.reward_head, self.continue_head, self.critic) if through_model else ()
         with self.context.runtime.autocast(), torch.set_grad_enabled(through_model), frozen(*readers):  # type: ignore[arg-type]
-            states, action = self.unroll(start, self.horizon)
+            states, actions = self.unroll(start, self.horizon)
             features = self.dynamics.features(states)
-            dream = {"features": features, "action": action, "reward": self.reward_head(features).mean()}
+            dream = {"features": features, **actions, "reward": self.reward_head(features).mean()}
             dream["continue"] = self.continue_head(features).mean()
             if through_model:
                 dream["value"] = (self.slow_critic if self.slow_target else self.critic)(features).mean()
         return dream
 
-    def unroll(self, start: Batch, horizon: int) -> tuple[Batch, Tensor]:
+    def unroll(self, start: Batch, horizon: int) -> tuple[Batch, Batch]:
+        """States `[N, H+1, ...]`, and `action` `[N, H, ...]`, under a mask together with that `action_mask`."""
         some_part = next(iter(start.values()))
         noise = self.actor.noise(horizon, len(some_part), device=some_part.device)
-        return self.dynamics.imagine(start, Decisions(self.actor, noise), horizon)
+        head = self.action_mask_head
+        policy = Decisions(self.actor, noise) if head is None else MaskedDecisions(self.actor, noise, head)
+        states, action = self.dynamics.imagine(start, policy, horizon)
+        return states, {"action": action, **policy.obeyed()}
 
     def value_loss(self, value: Any, returns: Tensor, slow: Tensor, weight: Tensor) -> Tensor:
         """Towards the returns, and towards what the slow critic says, which keeps it from running away."""
@@ -307,13 +312,13 @@ class Dreamer(LatentStateWorkflow):
     @torch.no_grad()
     def imagine(self, start: Batch, *, horizon: int) -> Batch:
         """What the model expects from states `[N, ...]` on, the policy acting: per step 0..H the model's state,
-        `reward`, `continue`, `value` and every observation key; `action` for steps 0..H-1."""
+        `reward`, `continue`, `value` and every observation key; `action` and any `action_mask` for steps 0..H-1."""
         with self.context.runtime.autocast():
-            states, action = self.unroll(self.model_state(start), horizon)
+            states, actions = self.unroll(self.model_state(start), horizon)
             features = self.dynamics.features(states)
             heads = {"reward": self.reward_head, "continue": self.continue_head, "value": self.critic}
             numbers = {name: head(features).mean() for name, head in heads.items()}
-            return {**self.decoder.reconstruct(features), **states, **numbers, "action": action}
+            return {**self.decoder.reconstruct(features), **states, **numbers, **actions}
 
 
 def marked(mark: str, rows: Batch) -> Batch:

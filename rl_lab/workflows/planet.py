@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rl_lab.components.world_model.loss import world_model_loss
+from rl_lab.components.world_model.rssm import world_model_loss
 from rl_lab.training.schedules import Schedule
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, checked_scales, named
@@ -37,6 +37,7 @@ class PlaNet(LatentStateWorkflow):
     """A world model, and a planner that asks it."""
 
     captured = ("learn", "plan")
+    not_exportable = "it plans anew at every step, with draws of its own, and has no network that acts"
 
     def __init__(
         self,

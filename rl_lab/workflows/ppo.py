@@ -237,11 +237,9 @@ class PPO(Workflow):
             samples["valid"] = valid
             value, returns = value[valid], returns[valid]
             if (
-                self.sequence_length is not None
-            ):  # [N, T] to [N * T / L, L], each from the state that acted its first row
-                samples = {
-                    key: rows.unflatten(1, (-1, self.sequence_length)).flatten(0, 1) for key, rows in samples.items()
-                }
+                length := self.sequence_length
+            ) is not None:  # [N, T] to [N * T / L, L], from the state of each first row
+                samples = {key: rows.unflatten(1, (-1, length)).flatten(0, 1) for key, rows in samples.items()}
         residual = returns - value
         metrics = {
             "train/explained_variance": 1.0 - residual.var() / returns.var().clamp(min=1e-8),

@@ -12,6 +12,8 @@ from rl_lab.workflows.context import WorkflowContext
 class RandomPolicy(Workflow):
     """Acts uniformly at random, in training and in evaluation, and learns nothing."""
 
+    not_exportable = "its actions are drawn at random"
+
     def initialize(self, context: WorkflowContext) -> None:
         super().initialize(context)
         self.controller: ActingController = context.controllers.require("random", ActingController)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rl_lab.buffers.minari_format import open_minari, write_minari
 from rl_lab.buffers.offline import OfflineBuffer, open_dataset
@@ -58,8 +59,19 @@ def to_env_actions(action: np.ndarray) -> np.ndarray:
     return (action * [2.0, 0.5] + [0.0, 0.5]).astype(np.float32)
 
 
+def action_space(spec: ActionSpec, actions: Any) -> spaces.Space:
+    """Of an environment whose own actions are those of a policy after `actions`."""
+    first = actions(np.zeros((1, *spec.shape), spec.dtype))[0]
+    if spec.kind == "continuous":
+        return spaces.Box(np.array(spec.low, np.float32), np.array(spec.high, np.float32))
+    return (
+        spaces.Discrete(spec.sizes[0], start=first) if not spec.shape else spaces.MultiDiscrete(spec.sizes, start=first)
+    )
+
+
 def write(episodes: list[Arrays], spec: EnvSpec, actions: Any = to_env_actions, name: str = "toy/test-v0") -> Path:
     settings: dict[str, Any] = {"gymnasium_spec": None, "algorithm": "random", "description": "a test"}
+    settings["action_space"] = action_space(spec.action, actions)
     return write_minari(name, iter(episodes), spec=spec, to_env_actions=actions, **settings)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_lab.cli.main import SUMMARIES, command_module
+from rl_lab.cli.main import SUMMARIES, parser_of
 from rl_lab.cli.parsing import split_words
 from rl_lab.config.compose import compose, split_sweep
 
@@ -26,7 +26,7 @@ def command_lines() -> list[str]:
 def test_command_line_of_the_page(line: str) -> None:
     name, *words = shlex.split(line, comments=True)
     assert name in SUMMARIES
-    arguments = command_module(name).build_parser(f"rl-lab {name}").parse(words)
+    arguments = parser_of(name).parse(words)
     if name == "train":
         names, overrides = split_words(arguments.words)
         compose(names[0] if names else None, split_sweep(overrides)[0])

@@ -14,7 +14,7 @@ import pytest
 from cli_fakes import Calls
 
 from rl_lab.cli import main as dispatcher
-from rl_lab.cli.main import SUMMARIES, command_module
+from rl_lab.cli.main import SUMMARIES, command_module, parser_of
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import ConfigError, MissingExtraError, RunError
 
@@ -129,7 +129,7 @@ def test_ctrl_c_is_130(rl: Any, fake: Any) -> None:
 @pytest.mark.parametrize(("leaving", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_a_signal_is_the_exit_code_and_says_how_to_go_on(rl: Any, fake: Any, leaving: BaseException, code: int) -> None:
     leaving.add_note("Continue with `rl-lab resume a1`.")
-    fake("api", train=Calls(leaving))
+    fake("experiment.session", train=Calls(leaving))
     answer = rl("train")
     assert answer.code == code and answer.err.splitlines()[-2:] == ["interrupted", "Continue with `rl-lab resume a1`."]
 
@@ -179,5 +179,4 @@ def test_an_error_that_is_not_of_stdout_is_seen(fake: Any) -> None:
 
 @pytest.mark.parametrize("name", SUMMARIES)
 def test_every_command_has_a_parser_and_a_run(name: str) -> None:
-    module = command_module(name)
-    assert module.build_parser(f"rl-lab {name}").prog == f"rl-lab {name}" and callable(module.run)
+    assert parser_of(name).prog == f"rl-lab {name}" and callable(command_module(name).run)

@@ -87,6 +87,7 @@ def test_closing_the_terminal_saves_the_run(tmp_path: Path) -> None:
     words = ["-m", "rl_lab", "train", "ppo_cartpole", "--run-id", "t", "--runs-dir", str(tmp_path)]
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests started by nohup ignore it, and so would their children
         os.execv(sys.executable, [sys.executable, *words, "training.phases.train.duration_steps=100000000"])
     metrics = tmp_path / "t" / "metrics.jsonl"
     while not (metrics.exists() and metrics.stat().st_size):

@@ -21,12 +21,10 @@ import yaml
 from rich.console import Console
 
 from rl_lab.cli import sweep_run
-from rl_lab.cli.main import main
+from rl_lab.cli.main import main, parser_of
 from rl_lab.cli.sweep_run import check_points, words_of
 from rl_lab.cli.sweep_table import TrialTable
-from rl_lab.cli.train import build_parser as build_train_parser
 from rl_lab.cli.tune import tuned
-from rl_lab.cli.wandb_words import as_overrides
 from rl_lab.config.compose import compose
 from rl_lab.config.write import experiment_text
 from rl_lab.experiment.trial import TrialCheck, check_trial, work
@@ -491,17 +489,17 @@ def test_tune_evaluates_for_its_pruner_but_leaves_that_out_of_the_best_config(he
     ],
 )
 def test_arguments_of_wandb_agent_are_overrides(words: list[str], is_sweep: bool, expected: list[str]) -> None:
-    assert as_overrides(words, build_train_parser("rl-lab train"), is_sweep=is_sweep) == expected
+    assert parser_of("train").as_overrides(words, is_sweep=is_sweep) == expected
 
 
 def test_wandb_agent_can_call_train(rl: Any, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def train(experiment: str | None, **options: Any) -> Any:
-        seen.append((experiment, options["overrides"]))
+    def train(config: dict[str, Any], overrides: list[str], **options: Any) -> Any:
+        seen.append((config["experiment"]["name"], overrides))
         return SimpleNamespace(id="a")
 
-    fake("api", train=train)
+    fake("experiment.session", train=train)
     assert rl("train", "--seed=3", "ppo_cartpole").code == 2
     monkeypatch.setenv("WANDB_SWEEP_ID", "x1")
     assert rl("train", "ppo_cartpole", "--algorithm.discount=0.98", "--seed", "3", "-q").code == 0

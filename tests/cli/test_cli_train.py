@@ -27,20 +27,21 @@ def split_sweep(overrides: list[str]) -> list[list[str]]:
 
 @pytest.fixture
 def below(fake: Any) -> SimpleNamespace:
-    """rl_lab.config.compose and rl_lab.api, remembering what they were asked."""
+    """The layers below the two commands, remembering what they were asked."""
     composition = fake(
         "config.compose",
         split_sweep=split_sweep,
         compose=Calls(lambda name, overrides, config_dir: {"name": name, "overrides": list(overrides)}),
         to_yaml=lambda config: f"name: {config['name']}\noverrides: {config['overrides']}\n",
     )
-    api = fake("api", train=Calls(RUN), resume=Calls(RUN))
-    return SimpleNamespace(composition=composition, api=api)
+    session, api = fake("experiment.session", train=Calls(RUN)), fake("api", resume=Calls(RUN))
+    return SimpleNamespace(composition=composition, session=session, api=api)
 
 
 def trained(below: SimpleNamespace) -> tuple[str | None, list[str]]:
-    (arguments, keywords), *_ = below.api.train.seen
-    return arguments[0], keywords["overrides"]
+    ((config, overrides), _), *_ = below.session.train.seen
+    assert config == {"name": config["name"], "overrides": overrides}, "what is recorded is what was composed"
+    return config["name"], overrides
 
 
 @pytest.mark.parametrize(
@@ -66,15 +67,9 @@ def test_words_become_an_experiment_and_overrides(
 
 def test_options_are_passed_on(rl: Any, below: SimpleNamespace) -> None:
     rl("train", "--run-id", "a", "--runs-dir", "here", "--config-dir", "mine", "--resume", "-q")
-    (_, keywords), *_ = below.api.train.seen
-    assert keywords == {
-        "overrides": [],
-        "run_id": "a",
-        "runs_dir": Path("here"),
-        "config_dir": Path("mine"),
-        "resume_existing": True,
-        "quiet": True,
-    }
+    ((_, keywords),) = below.session.train.seen
+    assert keywords == {"run_id": "a", "runs_dir": Path("here"), "resume_existing": True, "quiet": True}
+    assert below.composition.compose.seen == [((None, []), {"config_dir": Path("mine")})]
 
 
 def test_quiet_prints_the_id_alone(rl: Any, below: SimpleNamespace) -> None:
@@ -85,7 +80,7 @@ def test_quiet_prints_the_id_alone(rl: Any, below: SimpleNamespace) -> None:
 def test_cfg_job_prints_the_config_and_trains_nothing(rl: Any, below: SimpleNamespace) -> None:
     answer = rl("train", "ppo_cartpole", "seed=1", "--cfg", "job")
     assert answer.out == "name: ppo_cartpole\noverrides: ['seed=1']\n"
-    assert below.api.train.seen == []
+    assert below.session.train.seen == []
 
 
 def test_cfg_job_of_a_sweep_is_one_document_per_training(rl: Any, below: SimpleNamespace) -> None:
@@ -98,7 +93,13 @@ def test_a_sweep_without_m_says_add_m(rl: Any, below: SimpleNamespace, word: str
     answer = rl("train", word)
     assert answer.code == 2
     assert f"'{word}' asks for 3 trainings. Add -m" in answer.err
-    assert below.api.train.seen == []
+    assert below.session.train.seen == []
+
+
+def test_a_range_of_values_without_m_says_add_m(rl: Any) -> None:
+    answer = rl("train", "seed=range(3)")
+    assert answer.code == 2
+    assert "'seed=range(3)' asks for 3 trainings. Add -m" in answer.err
 
 
 def test_a_sweep_is_checked_before_it_is_trained(
@@ -133,7 +134,7 @@ def test_jobs_without_m_is_refused(rl: Any, below: SimpleNamespace) -> None:
 
 
 def test_a_config_error_of_the_layers_below_is_exit_2(rl: Any, below: SimpleNamespace) -> None:
-    below.api.train.answer = ConfigError("algorithm.clip: unknown key. Did you mean 'clip_range'?")
+    below.session.train.answer = ConfigError("algorithm.clip: unknown key. Did you mean 'clip_range'?")
     answer = rl("train", "algorithm.clip=1")
     assert (answer.code, answer.err) == (2, "error: algorithm.clip: unknown key. Did you mean 'clip_range'?\n")
 

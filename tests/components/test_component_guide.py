@@ -13,7 +13,6 @@ import yaml
 from rl_lab.components.heads import actor_critic as controllers
 from rl_lab.components.heads import distributions
 from rl_lab.components.networks import cnn, encoders, memory, normalizers
-from rl_lab.components.networks import mlp as networks
 from rl_lab.components.returns import returns as return_computers
 from rl_lab.config.construct import construct, import_plugins
 from rl_lab.types import ArraySpec
@@ -44,7 +43,7 @@ def test_the_guides_component_is_found_and_encodes(tmp_path: Path, monkeypatch: 
 
 
 def test_every_part_of_the_shapes_page_exists() -> None:
-    modules = (cnn, controllers, distributions, encoders, memory, networks, normalizers, return_computers)
+    modules = (cnn, controllers, distributions, encoders, memory, normalizers, return_computers)
     known = {name for module in modules for name in vars(module)}
     table = (DOCS / "shapes.md").read_text().split("## Parts")[1].split("\n## ")[0]
     first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]

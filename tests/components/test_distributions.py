@@ -31,9 +31,6 @@ def test_categorical_agrees_with_torch() -> None:
     action = torch.randint(0, 5, (4, 3))
     torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
     torch.testing.assert_close(ours.entropy(), theirs.entropy())
-    other = torch.randn(4, 3, 5)
-    expected = reference.kl_divergence(theirs, reference.Categorical(logits=other))
-    torch.testing.assert_close(ours.kl(Categorical(other)), expected)
 
 
 def test_samples_come_as_often_as_their_probability() -> None:
@@ -88,7 +85,6 @@ def test_multi_categorical_is_the_sum_of_its_parts() -> None:
     torch.testing.assert_close(policy.entropy(), left.entropy() + right.entropy())
     assert torch.equal(policy.mode(), torch.stack((left.mode(), right.mode()), -1))
     assert policy.sample().shape == (6, 2)
-    assert policy.kl(MultiCategorical(logits, (3, 2))).abs().max() < 1e-6
 
 
 def test_multi_categorical_masks_each_choice() -> None:
@@ -103,11 +99,6 @@ def test_gaussian_agrees_with_torch() -> None:
     action = torch.randn(4, 3)
     torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
     torch.testing.assert_close(ours.entropy(), theirs.entropy())
-    other = DiagonalGaussian(mean + 0.3, log_std - 0.2)
-    expected = reference.kl_divergence(
-        theirs, reference.Independent(reference.Normal(mean + 0.3, (log_std - 0.2).exp()), 1)
-    )
-    torch.testing.assert_close(ours.kl(other), expected)
     assert torch.equal(ours.mode(), mean)
 
 
@@ -118,10 +109,10 @@ def test_gaussian_samples_have_its_moments() -> None:
     torch.testing.assert_close(draws.std(0), torch.tensor([1.0, math.exp(-1.0)]), rtol=0, atol=0.03)
 
 
-def test_gradients_flow_through_rsample_only() -> None:
+def test_gradients_flow_through_draw_only() -> None:
     mean = torch.zeros(2, 3, requires_grad=True)
     policy = DiagonalGaussian(mean, torch.zeros(3))
-    assert policy.rsample().requires_grad
+    assert policy.draw(torch.randn(2, 3)).requires_grad
     assert not policy.sample().requires_grad
 
 
@@ -142,7 +133,7 @@ def test_squashed_gaussian_is_finite_at_the_edge() -> None:
     policy = SquashedGaussian(torch.tensor([[20.0]]), torch.zeros(1))
     assert policy.sample().abs().max() <= 1.0
     assert torch.isfinite(policy.log_prob(torch.tensor([[1.0]]))).all()
-    assert policy.rsample().shape == (1, 1)
+    assert policy.draw(torch.zeros(1, 1)).tolist() == [[1.0]]
 
 
 PLACES = torch.linspace(-1.0, 1.0, 20_001, dtype=torch.float64)  # the middle of each is one step of an integral

@@ -16,7 +16,8 @@ from rl_lab.components.networks.cnn import (
     SmallCNN,
     make_image_network,
 )
-from rl_lab.components.networks.mlp import MLP, linear
+from rl_lab.components.networks.encoders import MLP
+from rl_lab.components.networks.layers import linear
 from rl_lab.types import ConfigError
 
 

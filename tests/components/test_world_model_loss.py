@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.world_model.heads import Continuation, Scalar
+from rl_lab.components.world_model.heads import AllowedActions, Continuation, Scalar
 from rl_lab.components.world_model.latents import GaussianLatent
-from rl_lab.components.world_model.loss import world_model_loss
+from rl_lab.components.world_model.rssm import world_model_loss
 from rl_lab.types import Batch, LossOutput
 
 
@@ -35,12 +35,13 @@ class Decoder(nn.Module):
         return (features - rows["vector"]).square().sum(dim=-1)
 
 
-def loss_of(prior: Tensor, posterior: Tensor, **settings: Any) -> LossOutput:
+def loss_of(prior: Tensor, posterior: Tensor, more_rows: Batch | None = None, **settings: Any) -> LossOutput:
     """Two rows: the model shows 1 and 2 where 0 was seen, and expects rewards 1 and 2 where 3 came."""
     rows = {
         "vector": torch.zeros(1, 2, 1),
         "reward": torch.full((1, 2), 3.0),
         "is_terminal": torch.tensor([[False, True]]),
+        **(more_rows or {}),
     }
     state = {"deter": torch.tensor([[[1.0], [2.0]]])}
     return world_model_loss(
@@ -65,6 +66,19 @@ def test_continuation_is_learnt_where_there_is_a_head_for_it() -> None:
     goes_on = -(0.9 * math.log(1.0 / (1.0 + math.exp(-1.0))) + 0.1 * math.log(1.0 / (1.0 + math.exp(1.0))))
     ended = -math.log(1.0 / (1.0 + math.exp(2.0)))
     assert float(loss.terms["continue"]) == pytest.approx((goes_on + ended) / 2.0, rel=1e-5)
+
+
+def test_action_masks_are_learnt_action_by_action_where_there_is_a_head_for_them() -> None:
+    """Logits 1 and -1 in row 0, 2 and -2 in row 1; allowed are the first action, then both."""
+    parameters = gaussian((0.0, 1.0), (0.0, 1.0))
+    head = lambda x: AllowedActions(torch.cat((x, -x), dim=-1), (2,))  # noqa: E731
+    masks = torch.tensor([[[True, False], [True, True]]])
+    loss = loss_of(parameters, parameters, {"action_mask": masks}, free_nats=0.0, action_mask_head=head)
+    first = 2.0 * math.log(1.0 + math.exp(-1.0))  # both as expected
+    second = math.log(1.0 + math.exp(-2.0)) + math.log(1.0 + math.exp(2.0))
+    assert loss.aux["action_mask"].tolist() == [pytest.approx([first, second], rel=1e-5)]
+    assert float(loss.terms["action_mask"]) == pytest.approx((first + second) / 2.0, rel=1e-5)
+    assert list(loss.terms) == ["reconstruction", "reward", "action_mask", "dynamics", "representation"]
 
 
 def test_free_nats_are_granted_to_every_row_and_only_the_rest_teaches() -> None:

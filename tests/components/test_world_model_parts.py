@@ -18,8 +18,16 @@ from rl_lab.components.heads.distributions import (
 from rl_lab.components.returns.returns import PercentileScale, percentile
 from rl_lab.components.world_model.decoder import ObservationDecoder
 from rl_lab.components.world_model.encoder import WorldModelEncoder, convolution, stage_depths
-from rl_lab.components.world_model.heads import ContinueHead, LatentActor, Scalar, ScalarHead
+from rl_lab.components.world_model.heads import (
+    ActionMaskHead,
+    AllowedActions,
+    ContinueHead,
+    LatentActor,
+    Scalar,
+    ScalarHead,
+)
 from rl_lab.components.world_model.layers import Layer, LayerNorm, RMSNorm, Stack, dense
+from rl_lab.components.world_model.rssm import MaskedDecisions
 from rl_lab.components.world_model.two_hot import TwoHot
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError
 
@@ -220,6 +228,40 @@ def test_continuation_is_a_probability_with_cross_entropy() -> None:
     prediction = head(torch.randn(2, 4))
     assert prediction.mean().tolist() == [0.5, 0.5]
     assert prediction.loss(torch.tensor([1.0, 0.997])).tolist() == pytest.approx([math.log(2.0)] * 2)
+
+
+def test_what_is_likelier_allowed_than_not_is_allowed_and_everything_where_nothing_is() -> None:
+    logits = torch.tensor([[0.1, -0.1, 3.0], [-1.0, -2.0, -3.0]])
+    assert AllowedActions(logits, (3,)).mask().tolist() == [[True, False, True], [True, True, True]]
+    assert AllowedActions(logits, (2, 1)).mask().tolist() == [[True, False, True], [True, True, True]]
+    assert AllowedActions(-logits, (1, 2)).mask().tolist() == [[True, True, False], [True, True, True]]
+    assert AllowedActions(logits, (3,)).mean()[0, 2] == torch.sigmoid(torch.tensor(3.0))
+
+
+def test_a_head_for_action_masks_has_layers_only_where_there_is_a_mask() -> None:
+    settings: dict[str, Any] = {"input_size": 4, "action": ActionSpec("multi_discrete", (2, 3)), "units": 8}
+    mask = ArraySpec((5,), "bool")
+    before = torch.get_rng_state()
+    assert not ActionMaskHead(observation={"vector": ArraySpec((3,), "float32")}, **settings).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert ActionMaskHead(observation={"action_mask": mask}, **settings)(torch.randn(2, 7, 4)).mask().shape == (2, 7, 5)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 4)])
+def test_masked_decisions_are_draws_from_the_masked_policy(sizes: tuple[int, ...]) -> None:
+    kind = "discrete" if len(sizes) == 1 else "multi_discrete"
+    actor = LatentActor(input_size=2, action=ActionSpec(kind, sizes), units=8, output_scale=3.0)  # type: ignore[arg-type]
+    features = torch.ones(20_000, 2)
+    logits = torch.tensor([1.0, -1.0, 1.0, 1.0] if len(sizes) == 1 else [-1.0, 1.0, 1.0, -1.0, 1.0, 1.0])
+    noise = actor.noise(1, len(features), device=torch.device("cpu"))
+    policy = MaskedDecisions(actor, noise, lambda x: AllowedActions(logits.expand(len(x), -1), sizes))
+    drawn = policy(features, 0).view(len(features), -1)[:, -1]
+    [mask] = policy.masks
+    masked = actor(features[:1], mask[:1])
+    expected = (masked if kind == "discrete" else masked.parts[-1]).probs[0]  # type: ignore[union-attr]
+    shares = torch.bincount(drawn, minlength=4) / len(drawn)
+    assert shares[1] == expected[1] == 0.0
+    assert shares.tolist() == pytest.approx(expected.tolist(), abs=0.02)
 
 
 def test_discrete_policies_keep_one_percent_of_chance() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from docs_pages import PAGES, ROOT, commands, inline_code, name_of
 
-from rl_lab.cli.main import SUMMARIES, command_module
+from rl_lab.cli.main import SUMMARIES, parser_of
 from rl_lab.cli.parsing import one_name
 from rl_lab.config import compose as composition
 from rl_lab.config.explain import explain
@@ -32,7 +32,7 @@ def test_every_command_on_a_page_parses(command: tuple[Path, list[str]]) -> None
         return
     assert name in SUMMARIES
     if words and "--help" not in words:  # a command alone is a mention, not something to type
-        command_module(name).build_parser(f"rl-lab {name}").parse(words)
+        parser_of(name).parse(words)
 
 
 def trainings() -> list[str]:
@@ -43,7 +43,7 @@ def trainings() -> list[str]:
 @pytest.mark.parametrize("line", trainings())
 def test_every_training_on_a_page_composes(line: str) -> None:
     words = next(words for _, words in COMMANDS if " ".join(words) == line)
-    arguments = command_module("train").build_parser("rl-lab train").parse(words[1:])
+    arguments = parser_of("train").parse(words[1:])
     experiment, overrides = one_name(arguments.words, "experiment")
     if arguments.env or arguments.algorithm:
         experiment = f"{arguments.env or 'CartPole-v1'}:{arguments.algorithm or 'ppo'}"

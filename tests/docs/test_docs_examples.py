@@ -155,10 +155,12 @@ def test_a_faster_version_of_ones_own_formula_steps_aside_when_it_is_edited(
     door._door.edited.clear()
 
 
-def test_the_picture_is_drawn_from_a_run(here: Path) -> None:
+def test_the_picture_is_drawn_from_a_run_and_needs_no_other_host(here: Path) -> None:
     drawing = module_at(ROOT / "docs" / "images" / "make_live_picture.py")
     drawing.draw(here / "live.svg", ["preset=debug"])
-    assert "ppo_cartpole" in (here / "live.svg").read_text()
+    picture = (here / "live.svg").read_text(encoding="utf-8")
+    assert picture.startswith("<svg") and "ppo_cartpole" in picture and "episode" in picture and "█" in picture
+    assert "font-face" not in picture and "cdnjs" not in picture
 
 
 def test_learning_curves_are_drawn_beside_the_published_ones(here: Path) -> None:

@@ -38,7 +38,6 @@ def make_async(
     return AsyncEnvironment(
         recipe,
         blueprint(recipe.build(), recipe),
-        num_envs=num_envs,
         seeds=list(range(num_envs)),
         max_restarts=max_restarts,
         num_workers=num_workers,
@@ -203,6 +202,31 @@ def test_workers_that_keep_dying_stop_the_run() -> None:
     environment.close()  # twice is fine
 
 
+SIGNALS_FOR_ALL = """
+import numpy as np
+import psutil
+from rl_lab.environments import make_environment
+from rl_lab.utils.processes import ASKING
+
+environment = make_environment(id="rl_lab/Faulty-v0", vectorization="async")
+environment.reset()
+helpers = psutil.Process().children(recursive=True)
+for helper in helpers:
+    for number in ASKING:
+        helper.send_signal(number)
+print(len(helpers), psutil.wait_procs(helpers, timeout=1.0)[0])
+environment.step(np.zeros(1, np.int64))
+print(environment.drain_events())
+environment.close()
+"""
+
+
+def test_signals_end_none_of_the_processes_that_a_fresh_interpreter_starts() -> None:
+    """The worker, the fork server and multiprocessing's resource tracker."""
+    done = subprocess.run([sys.executable, "-c", SIGNALS_FOR_ALL], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["3 []", "[]"], done.stderr
+
+
 @pytest.mark.parametrize("number", ASKING, ids=lambda number: number.name)
 def test_workers_ignore_signals_that_reach_the_whole_group(number: signal.Signals) -> None:
     environment = make_async(1, num_workers=1)
@@ -288,7 +312,7 @@ class TestNativeFaults:
 def test_an_environment_that_cannot_be_built_again_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     environment: Any = make_environment(id=FAULTY, vectorization="sync", kwargs={"raise_at": 1})
     environment.reset()
-    monkeypatch.setattr(environment._cells.members[0], "build", lambda: 1 / 0)
+    monkeypatch.setattr(environment.cells[0], "build", lambda: 1 / 0)
     with pytest.raises(EnvironmentFault, match="environment 0 could not be built again: ZeroDivisionError"):
         environment.step(np.zeros(1, np.int64))
 

@@ -80,6 +80,24 @@ def test_async_and_sync_states_are_the_same_and_interchangeable() -> None:
     first.close(), second.close()
 
 
+@pytest.mark.parametrize("env_id", PLAIN)
+def test_environments_seen_as_pictures_continue_bit_for_bit(env_id: str) -> None:
+    """A snapshot holds no window; the fresh environment opens its own."""
+    seen = [{"id": "pixel_observation", "height": 24, "width": 24}]
+    settings = {"id": env_id, "num_envs": 1, "vectorization": "sync", "time_limit": 7, "wrappers": seen}
+    continues_identically(make_environment(**settings), make_environment(**settings), cut=3, steps=10)
+
+
+def test_a_vector_environment_that_was_drawn_continues_bit_for_bit() -> None:
+    settings = {"id": "CartPole-v1", "num_envs": 2, "vectorization": "native", "render": True}
+    first, second = make_environment(**settings), make_environment(**settings)
+    first.reset()
+    assert first.render() is not None
+    second.set_state(through_a_checkpoint(first.get_state()))
+    assert second.render() is not None
+    assert second.drain_events() == []
+
+
 def test_state_before_the_first_reset_can_be_restored() -> None:
     for env_id in ("CartPole-v1", "Pendulum-v1"):
         first, second = (make_environment(id=env_id, num_envs=2) for _ in range(2))

@@ -18,6 +18,7 @@ from rl_lab import api
 from rl_lab.buffers.offline import OfflineBuffer
 from rl_lab.config.compose import compose
 from rl_lab.environments.factory import make_environment
+from rl_lab.experiment import session
 from rl_lab.experiment.build import build, check
 from rl_lab.types import ConfigError, Phase, RunError
 from rl_lab.workflows.q_learning import TabularQ
@@ -235,9 +236,10 @@ def test_a_run_plays_in_its_own_environment(trained: api.Run, tmp_path: Path) ->
 
 
 def test_a_policy_is_learnt_without_a_single_step(ice: Path, tmp_path: Path) -> None:
-    run = api.train_config(offline(ice, updates=400), runs_dir=tmp_path, run_id="learnt", quiet=True)
-    assert run.status["counts"]["agent_steps"] == 0 and run.status["counts"]["updates"] == 400
-    assert run.status["final_score"] == 1.0, "every episode reaches the goal"
+    run = session.start_run(offline(ice, updates=400), runs_dir=tmp_path, run_id="learnt", quiet=True)
+    status = run.read_status()
+    assert status["counts"]["agent_steps"] == 0 and status["counts"]["updates"] == 400
+    assert status["final_score"] == 1.0, "every episode reaches the goal"
 
 
 def test_an_offline_run_cut_twice_equals_the_uninterrupted_run(ice: Path, tmp_path: Path) -> None:

@@ -26,8 +26,6 @@ WORDS = (
 @pytest.fixture
 def task(tmp_path: Path) -> TrialRun:
     return TrialRun(
-        number=0,
-        seed=0,
         run_id="s-0000-s0",
         experiment="q_learning_frozenlake",
         overrides=WORDS,

@@ -12,8 +12,7 @@ from torch import nn
 from rl_lab.config.compose import compose
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
 from rl_lab.experiment import build as wiring
-from rl_lab.experiment.agent import build_agent, build_parts, build_runtime
-from rl_lab.experiment.build import build, build_environment, check
+from rl_lab.experiment.build import build, build_agent, build_environment, build_parts, build_runtime, check
 from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import gather_state
@@ -208,7 +207,7 @@ def test_a_buffer_of_other_steps_than_the_algorithm_is_refused(experiment: str, 
 
 
 def linear(**settings: Any) -> dict[str, Any]:
-    return {"_target_": "rl_lab.components.networks.mlp.MLP", "hidden_sizes": [4], **settings}
+    return {"_target_": "rl_lab.components.networks.encoders.MLP", "hidden_sizes": [4], **settings}
 
 
 def test_parts_are_built_after_those_they_read(config: dict[str, Any]) -> None:

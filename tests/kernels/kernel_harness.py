@@ -9,7 +9,8 @@ with all parameters, must be as it was before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -104,13 +105,12 @@ def run(call: Call, *, plain: bool, seed: int) -> tuple[list[Tensor], list[Tenso
     """Results, gradients of what learns, and where the random generator stands."""
     torch.manual_seed(seed)
     before = [tensor.detach().clone() for tensor in call.everything()]
-    if plain:
-        with door.plain_formulas():
-            results = list(tensors_in(call.formula(*call.args, **call.keywords)))
-            gradients = _gradients(call, results)
-    else:
-        results = list(tensors_in(call.formula(*call.args, **call.keywords)))
-        gradients = _gradients(call, results)
+    with door.plain_formulas() if plain else nullcontext():
+        output = call.formula(*call.args, **call.keywords)
+        known = getattr(output, "gradients", None)
+        assert known is None or not plain, "the formula itself leaves its gradients to autograd"
+        results = list(tensors_in(output if known is None else replace(output, gradients=None)))
+        gradients = _gradients(call, results) if known is None else _known_gradients(call, results, known)
     for tensor, old in zip(call.everything(), before, strict=True):
         assert torch.equal(tensor.nan_to_num(), old.nan_to_num()), "an input or a parameter was changed"
     return [result.detach() for result in results], gradients, torch.get_rng_state()
@@ -124,6 +124,14 @@ def _gradients(call: Call, results: Sequence[Tensor]) -> list[Tensor | None]:
     generator = torch.Generator().manual_seed(7)
     weights = [torch.randn(result.shape, generator=generator).to(result.dtype) for result in differentiable]
     return list(torch.autograd.grad(differentiable, learning, weights, allow_unused=True))
+
+
+def _known_gradients(call: Call, results: Sequence[Tensor], known: Any) -> list[Tensor | None]:
+    """Those a loss brings with it, times the weight that its one term has in `_gradients`."""
+    assert not any(result.requires_grad for result in results), "a loss with known gradients has no graph"
+    weight = torch.randn((), generator=torch.Generator().manual_seed(7))
+    by_parameter = {id(parameter): gradient * weight for parameter, gradient in known}
+    return [by_parameter.get(id(parameter)) for parameter in call.learning()]
 
 
 def check(

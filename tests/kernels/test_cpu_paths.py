@@ -14,12 +14,12 @@ from rl_lab.components.heads.actor_critic import Actor, Critic
 from rl_lab.components.heads.distributions import Categorical, SquashedGaussian
 from rl_lab.components.heads.q_values import QValues
 from rl_lab.components.heads.soft_actor_critic import SoftActor, TwinCritic
-from rl_lab.components.networks.encoders import ObservationEncoder
+from rl_lab.components.networks.encoders import MLP, ObservationEncoder
 from rl_lab.components.networks.ensemble import EnsembleMLP
 from rl_lab.components.networks.memory import GRUMemory
-from rl_lab.components.networks.mlp import MLP
 from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.kernels import door
+from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import ActionSpec, ArraySpec
 from rl_lab.workflows.dqn import DQN
@@ -84,6 +84,7 @@ def dqn(
             lambda: QValues(input_size=5, action=DISCRETE, hidden_sizes=(8, 8), dueling=dueling, huber_threshold=huber)
         )
         workflow.head, workflow.network = head, nn.Sequential(encoder, head)
+        workflow.optimizer = Optimizer(parameters=[head])
         workflow.target = TargetNetwork(workflow.network)
         with torch.no_grad():
             for parameter in workflow.target.parameters():
@@ -266,6 +267,30 @@ def test_a_subclass_that_changes_a_part_of_the_formula_is_not_replaced() -> None
         return call
 
     check(f"{LOSSES}PPO_LOSS", doubled, Variant(), is_used=False)
+
+
+def test_a_workflow_that_takes_its_steps_otherwise_gets_a_graph() -> None:
+    """The fast loss of DQN has none: who overrides what hands its gradients on must see the formula."""
+
+    class Regularised(DQN):
+        def learn(self, batch: dict[str, Tensor], numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+            return super().learn(batch, numbers)
+
+    class OwnOptimizer(Optimizer):
+        def apply(self, loss: Tensor) -> Any:  # type: ignore[override]
+            return super().apply(2.0 * loss)
+
+    def other(part: str, kind: type) -> Callable[[Inputs], Call]:
+        def make(inputs: Inputs) -> Call:
+            call = dqn()(inputs)
+            workflow = call.formula.__self__  # type: ignore[attr-defined]
+            (workflow if part == "workflow" else workflow.optimizer).__class__ = kind
+            return call
+
+        return make
+
+    check(f"{LOSSES}DQN_LOSS", other("workflow", Regularised), Variant(), is_used=False)
+    check(f"{LOSSES}DQN_LOSS", other("optimizer", OwnOptimizer), Variant(), is_used=False)
 
 
 def test_moved_and_replaced_parameters_are_found() -> None:

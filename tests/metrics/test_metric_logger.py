@@ -236,7 +236,7 @@ def test_an_undocumented_name_is_refused_when_strict(monkeypatch: pytest.MonkeyP
         ConfigError, match=r"'controller/entropi' is not documented.*Did you mean 'controller/entropy'\?"
     ):
         MetricLogger([]).add({"controller/entropi": 1.0})
-    with pytest.raises(ConfigError, match=r"'controller/mine' is not documented: add it .*names\.py"):
+    with pytest.raises(ConfigError, match=r"'controller/mine' is not documented: add it .*names\.md"):
         MetricLogger([]).write(COUNTS, wall_s=0.0, values={"controller/mine": 1.0})
     monkeypatch.delenv("RL_LAB_STRICT_METRIC_NAMES")
     MetricLogger([]).add({"controller/mine": 1.0})  # a user's own workflow

@@ -350,15 +350,6 @@ def test_a_summary_without_a_score_or_files_is_short() -> None:
     assert stream.getvalue() == "Stopped\n  agent steps  5\n  time         0:01 (1.0 s)\n"
 
 
-def test_the_picture_needs_no_other_host(tmp_path: Path) -> None:
-    display = LiveDisplay(title="ppo", mode="quiet", total=1000)
-    display.write(full_row(500))
-    display.export_svg(tmp_path / "pictures" / "display.svg")
-    picture = (tmp_path / "pictures" / "display.svg").read_text(encoding="utf-8")
-    assert picture.startswith("<svg") and "episode" in picture and "█" in picture
-    assert "font-face" not in picture and "cdnjs" not in picture
-
-
 @pytest.mark.parametrize("mode", ["plain", "live"])
 def test_texts_from_outside_cannot_steer_the_terminal(mode: str) -> None:
     stream = StringIO()

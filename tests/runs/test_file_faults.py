@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -221,9 +222,15 @@ def test_questions_are_answered_or_refused_in_words_whatever_cannot_be_read(
     run.metrics_path.write_text('{"agent_steps": 1, "wall_s": 1.0}\n')
     save(CheckpointStore(run.checkpoints_dir, identity=run.identity()), 1)
     make_run("other")
+
+    def find_without_an_index() -> list[dict[str, Any]]:
+        index = RunIndex(runs_dir)
+        index.path = runs_dir / f".{secrets.token_hex(4)}.sqlite"  # nothing is there yet: every run is read
+        return index.find()
+
     questions: list[Callable[[], Any]] = [
         lambda: RunIndex(runs_dir).find(),
-        lambda: RunIndex(runs_dir).rebuild(),
+        find_without_an_index,
         lambda: RunIndex(runs_dir).record(run),
         lambda: resolve_run("min", runs_dir),
         lambda: resolve_run("@best", runs_dir),

@@ -95,6 +95,7 @@ def test_a_run_killed_inside_a_save_resumes_bit_for_bit(case: str, fatal_call: i
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # as many kills as RL_LAB_KILLS says
 @pytest.mark.parametrize("case", CASES)
 def test_many_kills_inside_saves_resume_bit_for_bit(case: str, tmp_path: Path) -> None:
     whole = train(case, tmp_path)

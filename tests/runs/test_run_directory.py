@@ -63,14 +63,14 @@ def test_a_start_that_another_process_is_making_is_left_alone(runs_dir: Path, ma
 def test_of_two_starts_with_one_id_the_later_is_refused(
     runs_dir: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename = os.rename
+    replace = os.replace
 
     def late(source: Path, target: Path) -> None:
-        monkeypatch.setattr(os, "rename", rename)
+        monkeypatch.setattr(os, "replace", replace)
         make_run("mine")
-        rename(source, target)
+        replace(source, target)
 
-    monkeypatch.setattr(os, "rename", late)
+    monkeypatch.setattr(os, "replace", late)
     with pytest.raises(RunError, match="Run 'mine' exists already"):
         make_run("mine")
     assert [path.name for path in runs_dir.iterdir()] == ["mine"]

@@ -106,7 +106,6 @@ def test_a_missing_index_is_rebuilt(runs_dir: Path, make_run: MakeRun, caplog: p
     with caplog.at_level(logging.INFO):
         assert set(ids(index)) == {"a", "b"}
     assert "is new or of another version; filling it from the run directories" in caplog.text
-    assert index.rebuild() == 2
 
 
 @pytest.mark.parametrize("where", ["everything", "pages"])
@@ -171,7 +170,6 @@ def test_a_run_with_a_damaged_manifest_is_listed_with_a_warning(
 
 def test_no_runs_directory_means_no_runs_and_makes_none(runs_dir: Path) -> None:
     assert RunIndex(runs_dir).find() == []
-    assert RunIndex(runs_dir).rebuild() == 0
     assert not runs_dir.exists()
 
 

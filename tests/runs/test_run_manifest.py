@@ -35,7 +35,7 @@ def test_a_manifest_says_what_made_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/rl-lab", "train", "ppo_cartpole", "name=a b"])
     manifest = collect_manifest(config_text="seed: 1\n", seed=1, algorithm="ppo", environment_id="CartPole-v1")
     assert json.loads(json.dumps(manifest)) == manifest
-    assert (manifest["config_schema_version"], manifest["checkpoint_schema_version"]) == (2, 2)
+    assert (manifest["config_schema_version"], manifest["checkpoint_schema_version"]) == (3, 2)
     assert manifest["config_hash"] == hashlib.sha256(b"seed: 1\n").hexdigest()
     assert manifest["command_line"] == "rl-lab train ppo_cartpole 'name=a b'"
     assert (manifest["seed"], manifest["algorithm"], manifest["environment_id"]) == (1, "ppo", "CartPole-v1")
@@ -134,6 +134,11 @@ def test_classes_that_old_configs_name_are_found_in_their_new_homes(old: str, ne
 def test_image_networks_moved_to_a_file_of_their_own() -> None:
     migrated = migrate_config({"_target_": "rl_lab.components.networks.NatureCNN"}, 1)
     assert migrated == {"_target_": "rl_lab.components.networks.cnn.NatureCNN"}
+
+
+def test_a_config_of_version_2_finds_the_mlp_beside_the_encoder() -> None:
+    migrated = migrate_config({"_target_": "rl_lab.components.networks.mlp.MLP", "hidden_sizes": [8]}, 2)
+    assert migrated == {"_target_": "rl_lab.components.networks.encoders.MLP", "hidden_sizes": [8]}
 
 
 def test_what_changed_since_a_run_began_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,7 @@ def test_damage_is_found_and_what_is_usable_is_said(run: RunDirectory, damage: s
 WARNINGS: dict[str, tuple[Callable[[RunDirectory], Any], str]] = {
     "status": (lambda run: run.status_path.write_text("{"), "warning status.json: "),
     "tags": (lambda run: run.tags_path.write_text("[]"), "warning tags.json: "),
+    "environment": (lambda run: run.environment_path.write_text("[]"), "warning environment.json: "),
     "a cut line": (
         lambda run: run.metrics_path.write_bytes(run.metrics_path.read_bytes()[:-5]),
         "warning metrics.jsonl: line 3 was cut short by a kill",

@@ -248,6 +248,35 @@ def test_fp16_without_overflow_computes_the_same() -> None:
     assert optimizer.loss_scale.value == 2.0**17
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_known_gradients_change_the_same_as_backward(precision: str, accumulate: int, is_frozen: bool) -> None:
+    networks = [model(), model()]
+    settings = {"max_grad_norm": 0.1, "accumulate": accumulate, "precision": precision, "log_module_norms": True}
+    optimizers = [Optimizer(parameters={"model": network}, **settings) for network in networks]
+    for update in range(6):
+        everything = list(networks[1].parameters())
+        gradients = torch.autograd.grad(loss := loss_of(networks[1], seed=update), everything)
+        for network in networks:
+            next(network.parameters()).requires_grad_(not is_frozen)
+        first = optimizers[0].apply(loss_of(networks[0], seed=update))
+        second = optimizers[1].apply(loss.detach(), tuple(zip(everything, gradients, strict=True)))
+        for network in networks:
+            next(network.parameters()).requires_grad_(True)
+        torch.testing.assert_close(first, second)
+    for left, right in zip(*map(values, networks), strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_known_gradients_of_what_is_frozen_change_nothing() -> None:
+    network = model().requires_grad_(False)
+    before = copy.deepcopy(network)
+    known = tuple((parameter, torch.ones_like(parameter)) for parameter in network.parameters())
+    assert Optimizer(parameters=[network]).apply(torch.zeros(()), known) == {}
+    assert same(network, before)
+
+
 def test_mistakes_are_refused() -> None:
     network = model()
     with pytest.raises(ConfigError, match=r"optimizer name: 'adm' is not known.*Did you mean 'adam'"):

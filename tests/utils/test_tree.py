@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rl_lab.utils.tree import equal, leaves_with_paths, map_leaves, numpy_to_tensors, stack, tensors_to_numpy
+from rl_lab.utils.tree import equal, leaves_with_paths, map_leaves, numpy_to_tensors, tensors_to_numpy
 
 TREE = {"a": [1, (2, 3)], "b": {"c": None, "d": 4}}
 
@@ -17,15 +17,6 @@ def test_map_keeps_the_structure_and_leaves_none_alone() -> None:
 def test_leaves_come_with_dotted_paths_in_order() -> None:
     assert list(leaves_with_paths(TREE)) == [("a.0", 1), ("a.1.0", 2), ("a.1.1", 3), ("b.c", None), ("b.d", 4)]
     assert list(leaves_with_paths(5, "x")) == [("x", 5)]
-
-
-def test_stack_joins_trees_leaf_by_leaf() -> None:
-    trees = [{"t": torch.tensor([i]), "n": (np.array([i]), None)} for i in range(3)]
-    stacked = stack(trees)
-    assert stacked["t"].tolist() == [[0], [1], [2]]
-    assert stacked["n"][0].tolist() == [[0], [1], [2]]
-    assert stacked["n"][1] is None
-    assert stack([[np.zeros(2)], [np.ones(2)]], axis=1)[0].tolist() == [[0.0, 1.0], [0.0, 1.0]]
 
 
 def test_numpy_becomes_tensors_of_the_same_type_and_shape() -> None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.world_model.heads import Scalar
 from rl_lab.config.compose import compose
-from rl_lab.experiment.agent import Agent, build_agent, build_runtime
-from rl_lab.experiment.build import build
+from rl_lab.experiment.build import Agent, build, build_agent, build_runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Counts, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.workflows.dreamer import Dreamer
 from tests.tiny_dreamer import TINY_PARTS, random_rows
@@ -527,10 +526,3 @@ def test_evaluations_take_the_likeliest_action_or_draw_one(samples: bool) -> Non
     answer = workflow.act(seen, None, mode="eval")
     assert (len(set(answer.action.tolist())) > 1) is samples
     assert not answer.extras  # rows of an evaluation are not kept
-
-
-def test_that_dreams_know_no_action_masks_is_said() -> None:
-    assert make()[0].remarks() == []
-    masked = {**VECTOR, "action_mask": ArraySpec((3,), "bool")}
-    [remark] = make(masked)[0].remarks()
-    assert "the mask holds while acting, but the model does not predict it" in remark

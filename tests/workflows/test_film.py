@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rl_lab.config.compose import compose
-from rl_lab.experiment.agent import Agent, build_agent, build_runtime
+from rl_lab.experiment.build import Agent, build_agent, build_runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec
 from rl_lab.workflows.dreamer import Dreamer
 from rl_lab.workflows.film import can_dream, make_film, while_anybody_plays

@@ -16,7 +16,7 @@ import rl_lab
 from rl_lab import api
 from rl_lab.components.world_model.heads import Scalar
 from rl_lab.config.compose import compose
-from rl_lab.experiment.agent import Agent, build_agent, build_runtime
+from rl_lab.experiment.build import Agent, build_agent, build_runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Counts, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.workflows.planet import PlaNet
 from tests.tiny_dreamer import random_rows

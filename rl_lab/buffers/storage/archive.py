@@ -14,13 +14,13 @@ from rl_lab.buffers.storage.row_log import (
     NamedFile,
     Patch,
     Segment,
-    Writer,
+    appending,
     new_blocks,
     record_dtype,
     rows_per_file,
     sync,
 )
-from rl_lab.buffers.storage.rows import Layout, Ring
+from rl_lab.buffers.storage.rows import Layout, RowRing
 from rl_lab.types import StateTree
 from rl_lab.utils.file_blocks import FileBlocks
 
@@ -28,16 +28,21 @@ from rl_lab.utils.file_blocks import FileBlocks
 class RingArchive:
     """Keeps a ring's folder in step with it; times are the buffer's, slot = time % C."""
 
-    def __init__(self, ring: Ring, directory: Path) -> None:
+    def __init__(self, ring: RowRing, directory: Path) -> None:
         self.folder = LogFolder(directory)
         self._ring = ring
+        self._is_dirty = np.zeros((ring.num_envs, 0), bool)  # [N, C] once something is written back
+        self.restart(begin=0)
+
+    def restart(self, *, begin: int) -> None:
+        """Nothing that the folder holds is in the ring."""
         self._layouts: list[Layout] = []
         self._segments: list[Segment] = []
         self._patches: list[Patch] = []
-        self._saved_until = 0  # rows of earlier times are on the disk, or were overwritten before a save
+        self._saved_until = begin  # rows of earlier times are on the disk, or were overwritten before a save
         self._has_tail = False  # whether the last segment's file may grow: written by this process, and whole
         self._mutable_keys: list[str] = []  # what has been written back so far
-        self._is_dirty = np.zeros((ring.num_envs, 0), bool)  # [N, C] once something is written back
+        self._is_dirty[...] = False
 
     def written(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> None:
         """Note that rows hold other values under `key` than they did when they were answered."""
@@ -55,10 +60,10 @@ class RingArchive:
         self._append(begin=begin, end=end)
         self._saved_until = end
         self._is_dirty[...] = False
-        columns = ([(key, *each) for key, each in layout.items()] for layout in self._layouts)
         return {
             "layouts": [
-                [{"key": k, "dtype": dtype, "shape": list(shape)} for k, dtype, shape in each] for each in columns
+                [{"key": key, "dtype": dtype, "shape": list(shape)} for key, (dtype, shape) in layout.items()]
+                for layout in self._layouts
             ],
             "segments": [asdict(segment) for segment in self._segments],
             "patches": [asdict(patch) for patch in self._patches],
@@ -67,8 +72,10 @@ class RingArchive:
     def _drop_before(self, begin: int) -> None:
         """Forget blocks whose rows are all of earlier times, and what only they needed."""
         begin_index = begin * self._ring.num_envs
-        self._patches = [each.without(begin_index) for each in self._patches if each.last_indices[-1] >= begin_index]
-        segments = [each.without(begin) for each in self._segments if each.stop_time > begin]
+        patches = [each for each in self._patches if each.last_indices[-1] >= begin_index]
+        self._patches = [each.since(int(np.searchsorted(each.last_indices, begin_index))) for each in patches]
+        segments = [each for each in self._segments if each.stop_time > begin]
+        segments = [each.since(max(begin - each.first_time, 0) // each.blocks.block_rows) for each in segments]
         used = sorted({segment.layout for segment in segments} | {len(self._layouts) - 1} - {-1})
         self._layouts = [self._layouts[index] for index in used]
         self._segments = [replace(segment, layout=used.index(segment.layout)) for segment in segments]
@@ -79,7 +86,7 @@ class RingArchive:
         start, layout = max(self._saved_until, begin), self._ring.layout
         if start > self._saved_until or not self._segments:
             self._has_tail = False  # times in between were overwritten: a segment has no holes
-        if layout and (not self._layouts or list(self._layouts[-1].items()) != list(layout.items())):
+        if layout and self._layouts[-1:] != [layout]:
             self._layouts.append(dict(layout))
             self._has_tail = False
         if start < end:
@@ -92,7 +99,7 @@ class RingArchive:
         ring, layout, segments = self._ring, self._layouts[-1], list(self._segments)
         limit = rows_per_file(layout, num_envs=ring.num_envs, slots_per_env=ring.slots_per_env)
         row_bytes = record_dtype(layout).itemsize * ring.num_envs
-        with Writer() as writer:
+        with appending() as append:
             while start < end:
                 if not has_tail or segments[-1].blocks.rows >= limit:
                     blocks = new_blocks(row_bytes, first_row=start, most_rows=limit)
@@ -100,11 +107,8 @@ class RingArchive:
                     has_tail = True
                 last = segments[-1]
                 stop = min(end, start + limit - last.blocks.rows)
-                file = open(self.folder.path(last.file), "ab", buffering=0)  # noqa: SIM115 - closed by the writer
-                for records in self._records(layout, start, stop):
-                    last = replace(last, blocks=writer.write(file, records, last.blocks))
-                writer.close(file)
-                segments[-1], start = last, stop
+                blocks = append(self.folder.path(last.file), self._records(layout, start, stop), last.blocks)
+                segments[-1], start = replace(last, blocks=blocks), stop
         self._segments = segments
 
     def _records(self, layout: Layout, start: int, stop: int) -> Iterator[np.ndarray]:
@@ -145,8 +149,8 @@ class RingArchive:
         record = self._patch_record(self._ring.layout, self._mutable_keys)
         name, blocks = self.folder.new_name("patch"), new_blocks(record.itemsize, first_row=0, most_rows=len(index))
         rows = max(1, COPY_BYTES // record.itemsize)
-        with Writer() as writer:
-            file = open(self.folder.path(name), "xb", buffering=0)  # noqa: SIM115 - closed by the writer
+
+        def parts() -> Iterator[np.ndarray]:
             for first in range(0, len(index), rows):
                 part = index[first : first + rows]
                 time, env_index = np.divmod(part, self._ring.num_envs)
@@ -154,8 +158,10 @@ class RingArchive:
                 records["index"] = part
                 for key in self._mutable_keys:
                     records[key] = self._ring.get_values(key, env_index, time % self._ring.slots_per_env)
-                blocks = writer.write(file, records, blocks)
-            writer.close(file)
+                yield records
+
+        with appending() as append:
+            blocks = append(self.folder.path(name), parts(), blocks)
         sync(self.folder.directory)
         ends = np.minimum(np.arange(blocks.block_rows, len(index) + blocks.block_rows, blocks.block_rows), len(index))
         return Patch(name, blocks, tuple(self._mutable_keys), tuple(index[ends - 1].tolist()))
@@ -169,6 +175,7 @@ class RingArchive:
     def load(self, state: StateTree, *, begin: int, end: int) -> None:
         """Fill the ring with the rows that a state names; rows to come go to new files."""
         state, slots, num_envs = _of_today(state), self._ring.slots_per_env, self._ring.num_envs
+        self.restart(begin=end)
         self._layouts = [
             {column["key"]: (column["dtype"], tuple(column["shape"])) for column in layout}
             for layout in state["layouts"]
@@ -176,8 +183,6 @@ class RingArchive:
         self._segments = [Segment(**{**each, "blocks": FileBlocks(**each["blocks"])}) for each in state["segments"]]
         self._patches = [Patch(**{**each, "blocks": FileBlocks(**each["blocks"])}) for each in state["patches"]]
         self._mutable_keys = list(dict.fromkeys(key for patch in self._patches for key in patch.keys))
-        self._saved_until, self._has_tail = end, False
-        self._is_dirty[...] = False
         self._fill_ring(begin=begin, end=end)
         for patch in self._patches:
             record = self._patch_record(self._layouts[-1], patch.keys)
@@ -198,12 +203,6 @@ class RingArchive:
                 records = np.frombuffer(block, record).reshape(-1, self._ring.num_envs)[lost:]
                 for slot, part in self._around(time + lost, records):
                     self._ring.set_slots(slot, {key: part[key].swapaxes(0, 1) for key in record.names or ()})
-
-    def restart(self, *, begin: int) -> None:
-        """The ring was filled from elsewhere: nothing that the folder holds is in it."""
-        self._layouts, self._segments, self._patches, self._mutable_keys = [], [], [], []
-        self._saved_until, self._has_tail = begin, False
-        self._is_dirty[...] = False
 
     def named_files(self) -> list[NamedFile]:
         """Every file that the last saved state needs."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.storage.rows import Arrays, Layout, Ring, RowRing, as_array
+from rl_lab.buffers.storage.rows import Arrays, Layout, RowRing, as_array
 from rl_lab.types import Batch, EnvSpec
 
 _LEVEL = 1  # zlib's fastest: the next levels take twice the time for a few percent
@@ -32,23 +32,22 @@ def frame_bytes(spec: EnvSpec) -> int:
     return sum(prod(each.shape) for each in spec.observation.values() if is_frame(str(each.dtype), each.shape))
 
 
-class CompressedRing(Ring):
+class CompressedRing(RowRing):
     """A ring of slots whose frames are single compressed objects; None where there is no row (any more)."""
 
     def __init__(self, *, num_envs: int, slots_per_env: int, device: torch.device, budget_fraction: float) -> None:
         super().__init__(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
         self.budget_fraction, self._places = budget_fraction, num_envs * slots_per_env
-        self._rest = RowRing(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
         self._frames: dict[str, list[bytes | None]] = {}  # key -> place env * C + slot -> frame
         self._used_bytes = 0  # by frames
 
     @property
     def allocated_bytes(self) -> int:
-        return self._rest.allocated_bytes + self._used_bytes
+        return super().allocated_bytes + self._used_bytes
 
     @property
     def row_bytes(self) -> int:
-        return self._rest.row_bytes + self._raw_frame_bytes
+        return super().row_bytes + self._raw_frame_bytes
 
     @property
     def _raw_frame_bytes(self) -> int:
@@ -60,40 +59,32 @@ class CompressedRing(Ring):
 
     def drop(self, slot: int) -> None:
         """Forget the frames of a row of every environment."""
-        for frames in self._frames.values():
-            for place in range(slot, len(frames), self.slots_per_env):
-                self._put(frames, place, None)
+        self._write_frames(slot, {})
 
     # --- rows in -------------------------------------------------------------------------------
 
     def write(self, slot: int, row: Batch) -> None:
-        if not row.keys() <= self.layout.keys():
-            self._extend(self._layout_with(row))
-        self._rest.write(slot, {key: value for key, value in row.items() if key not in self._frames})
+        super().write(slot, row)
+        self._write_frames(slot, row)
+
+    def _write_frames(self, slot: int, row: Batch) -> None:
         for key in self._frames:
             frames = as_array(row[key]) if key in row else [None] * self.num_envs
             self._set_frames(key, range(slot, self._places, self.slots_per_env), frames)
 
-    def _extend(self, layout: Layout) -> None:
-        self.layout = dict(layout)
-        for key, (dtype, shape) in layout.items():
-            if is_frame(dtype, shape) and key not in self._frames:
-                self._frames[key] = [None] * self._places
+    def _pack(self, rows: Sequence[Batch]) -> None:
+        """Frames are compressed one by one."""
 
     def _set_frames(self, key: str, places: Iterable[int], frames: Iterable[np.ndarray | None]) -> None:
         for place, frame in zip(places, frames, strict=True):
-            self._put(self._frames[key], place, None if frame is None else _packed(frame))
-
-    def _put(self, frames: list[bytes | None], place: int, content: bytes | None) -> None:
-        for sign, each in ((-1, frames[place]), (1, content)):
-            if each is not None:
-                self._used_bytes += sign * (len(each) + _OBJECT_BYTES)
-        frames[place] = content
+            before, content = self._frames[key][place], None if frame is None else _packed(frame)
+            self._used_bytes += _taken(content) - _taken(before)
+            self._frames[key][place] = content
 
     # --- rows out ------------------------------------------------------------------------------
 
     def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
-        batch = self._rest.read(env_index, slot, length)
+        batch = super().read(env_index, slot, length)
         slots = (slot[:, None] + np.arange(length)) % self.slots_per_env
         places = env_index[:, None] * self.slots_per_env + slots
         for key in self._frames:
@@ -112,23 +103,26 @@ class CompressedRing(Ring):
                 unpacked[index] = np.frombuffer(raw, np.uint8)
         return unpacked.reshape(*places.shape, *shape)
 
-    def view(self, key: str) -> np.ndarray:
-        return self._rest.view(key)
-
-    # --- neighbouring slots and single rows ----------------------------------------------------
+    # --- the layout, neighbouring slots and single rows ----------------------------------------
 
     def lay_out(self, layout: Layout) -> None:
-        self._frames, self._used_bytes = {}, 0
-        self._extend(layout)
-        self._rest.lay_out({key: each for key, each in layout.items() if key not in self._frames})
+        self._used_bytes = 0
+        self._frames = {key: [None] * self._places for key, each in layout.items() if is_frame(*each)}
+        super().lay_out({key: each for key, each in layout.items() if key not in self._frames})
+        self.layout = dict(layout)
+
+    def _extend_layout(self, row: Batch) -> None:
+        frames, used_bytes = self._frames, self._used_bytes
+        super()._extend_layout(row)
+        self._frames, self._used_bytes = {**self._frames, **frames}, used_bytes
 
     def get_slots(self, start: int, stop: int) -> Arrays:
-        rest = self._rest.get_slots(start, stop)
+        rest = super().get_slots(start, stop)
         places = np.arange(self.num_envs)[:, None] * self.slots_per_env + np.arange(start, stop)
         return {key: self._unpacked(key, places) if key in self._frames else rest[key] for key in self.layout}
 
     def set_slots(self, start: int, rows: Arrays) -> None:
-        self._rest.set_slots(start, {key: values for key, values in rows.items() if key not in self._frames})
+        super().set_slots(start, {key: values for key, values in rows.items() if key not in self._frames})
         for key in self._frames.keys() & rows.keys():
             for env_index, frames in enumerate(rows[key]):
                 first = env_index * self.slots_per_env + start
@@ -137,14 +131,18 @@ class CompressedRing(Ring):
     def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
         if key in self._frames:
             return self._unpacked(key, env_index * self.slots_per_env + slot)
-        return self._rest.get_values(key, env_index, slot)
+        return super().get_values(key, env_index, slot)
 
     def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
         if key not in self._frames:
-            self._rest.set_values(key, env_index, slot, values)
+            super().set_values(key, env_index, slot, values)
             return
         places = (env_index * self.slots_per_env + slot).ravel().tolist()
         self._set_frames(key, places, as_array(values).reshape(len(places), *self.layout[key][1]))
+
+
+def _taken(content: bytes | None) -> int:
+    return 0 if content is None else len(content) + _OBJECT_BYTES
 
 
 def _packed(frame: np.ndarray) -> bytes:

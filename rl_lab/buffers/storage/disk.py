@@ -2,7 +2,7 @@
 
     rows_000001.bin   times 0 .. 340      [times, N] records, as a checkpoint names them: a save flushes what is new
     rows_000002.bin   times 341 .. 681    full: the next row goes to a new file, also after the ring wrapped around
-    mutable_000003.bin                    what was written back to rows that a checkpoint may name already
+    mutable_000003.bin                    what was written back to rows, since a checkpoint may name these already
 
 No file is kept open: a mapping outlives its handle. A file whose rows have left the ring is removed at once, unless a
 checkpoint may need it. Space is reserved when a file is made: a full disk in the middle of an assignment to mapped
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from rl_lab.buffers.storage.archive import RingArchive
 from rl_lab.buffers.storage.row_log import LogFolder, Segment, new_blocks, record_dtype, rows_per_file, sync
-from rl_lab.buffers.storage.rows import Arrays, Layout, Ring, as_array
-from rl_lab.types import Batch, ConfigError, RunError
+from rl_lab.buffers.storage.rows import Arrays, Layout, RowRing, as_array
+from rl_lab.types import Batch, ConfigError, RunError, StateTree
 from rl_lab.utils.file_blocks import FileBlocks
 
 
@@ -50,19 +50,16 @@ class Chunk:
         return self.first_time + len(self.records)
 
 
-class DiskRing(Ring):
+class DiskRing(RowRing):
     """The newest C rows of N environments in mapped files; to its owner it looks like a ring of slots in memory."""
 
     def __init__(self, *, num_envs: int, slots_per_env: int, directory: Path | None) -> None:
         super().__init__(num_envs=num_envs, slots_per_env=slots_per_env)
         self.folder = None if directory is None else LogFolder(directory)
-        self.chunks: list[Chunk] = []
-        self.saved_until = 0  # rows before this time may be named by a checkpoint: they are never changed in place
-        self.newest = -1  # the time of the newest row
-        self._first_times = np.zeros(0, np.int64)
         self.named: set[str] = set()  # files that some state has named
         self._is_last = np.zeros((num_envs, slots_per_env), bool)  # asked for at every draw: kept in memory
-        self._overlays: dict[str, tuple[str, np.ndarray, np.ndarray]] = {}  # key -> file, values, which rows have one
+        self.newest = -1  # the time of the newest row
+        self.lay_out({})
 
     @property
     def allocated_bytes(self) -> int:
@@ -77,6 +74,9 @@ class DiskRing(Ring):
         return {chunk.file for chunk in self.chunks} | {file for file, _, _ in self._overlays.values()}
 
     # --- rows in -------------------------------------------------------------------------------
+
+    def _pack(self, rows: Sequence[Batch]) -> None:
+        """Rows are written one by one."""
 
     def write(self, slot: int, row: Batch) -> None:
         """The newest row or the one after it."""
@@ -147,8 +147,6 @@ class DiskRing(Ring):
 
     def _gather(self, env_index: np.ndarray, times: np.ndarray) -> Arrays:
         record = self.chunks[-1].rows.dtype
-        if self.chunks[-1].layout != self.layout:
-            record = record_dtype(self.layout)
         rows = np.zeros(times.shape, np.dtype((np.void, record.itemsize)))
         place = self._first_times.searchsorted(times, side="right") - 1
         for number in np.unique(place):
@@ -175,56 +173,36 @@ class DiskRing(Ring):
         return {key: value.numpy() for key, value in rows.items()}
 
     def lay_out(self, layout: Layout) -> None:
-        self.layout, self.chunks, self._overlays = dict(layout), [], {}
-        self.saved_until, self.newest = 0, -1
+        self.layout = dict(layout)
+        self.chunks: list[Chunk] = []
+        self.newest = -1
         self._first_times = np.zeros(0, np.int64)
+        self._overlays: dict[str, tuple[str, np.ndarray, np.ndarray]] = {}  # key -> file, values, which rows have one
         self._is_last[...] = False
 
     def set_slots(self, start: int, rows: Arrays) -> None:
-        """As the rows that come next, from the slot after the newest on."""
-        for index in range(next(iter(rows.values())).shape[1]):
-            row = {key: torch.from_numpy(np.ascontiguousarray(values[:, index])) for key, values in rows.items()}
-            self.write((start + index) % self.slots_per_env, row)
-
-    def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        return self._gather(env_index, self._time_at(slot))[key]
-
-    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
-        """In place where no checkpoint can name the rows yet, else beside them."""
-        times = self._time_at(slot)
-        array = np.broadcast_to(as_array(values), (*times.shape, *self.layout[key][1]))
-        if key == "is_last":
-            self._is_last[env_index, slot] = array
-        place = self._first_times.searchsorted(times, side="right") - 1
-        is_open = times >= self.saved_until
-        for number in np.unique(place[is_open]):
-            chunk, chosen = self.chunks[number], is_open & (place == number)
-            if key in chunk.layout:
-                chunk.rows[key][times[chosen] - chunk.first_time, env_index[chosen]] = array[chosen]
-        if not is_open.all():
-            _, kept, is_there = self._overlay(key)
-            kept[env_index[~is_open], slot[~is_open]] = array[~is_open]
-            is_there[env_index[~is_open], slot[~is_open]] = True
-
-    def _overlay(self, key: str) -> tuple[str, np.ndarray, np.ndarray]:
-        if key not in self._overlays:
-            dtype, shape = self.layout[key]
-            places = (self.num_envs, self.slots_per_env)
-            file, content = self._new_file("mutable", prod((*places, *shape)) * np.dtype(dtype).itemsize)
-            self._overlays[key] = file, content.view(dtype).reshape(*places, *shape), np.zeros(places, bool)
-        return self._overlays[key]
-
-    def get_rows(self, used: int) -> Arrays:
-        assert not used, "rows on the disk are saved by their files"
-        return {}
-
-    def set_rows(self, rows: Mapping[str, Tensor | np.ndarray]) -> None:
         if rows:
             raise RunError(
                 "The saved replay holds its rows in full, as one without a directory saves them, but this one lies on "
                 "the disk. Continue with storage: cpu."
             )
-        self.lay_out({})
+
+    def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
+        return self._gather(env_index, self._time_at(slot))[key]
+
+    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
+        """Beside the rows, which a checkpoint may name."""
+        array = as_array(values)
+        if key == "is_last":
+            self._is_last[env_index, slot] = array
+        if key not in self._overlays:
+            dtype, shape = self.layout[key]
+            places = (self.num_envs, self.slots_per_env)
+            file, content = self._new_file("mutable", prod((*places, *shape)) * np.dtype(dtype).itemsize)
+            self._overlays[key] = file, content.view(dtype).reshape(*places, *shape), np.zeros(places, bool)
+        _, kept, is_there = self._overlays[key]
+        kept[env_index, slot] = array
+        is_there[env_index, slot] = True
 
 
 class DiskArchive(RingArchive):
@@ -233,6 +211,10 @@ class DiskArchive(RingArchive):
     def __init__(self, ring: DiskRing, directory: Path) -> None:
         super().__init__(ring, directory)
         self._disk = ring
+
+    def save(self, *, begin: int, end: int) -> StateTree:
+        self._saved_until = end  # every row has its place; what was written back lies beside it
+        return super().save(begin=begin, end=end)
 
     def _append(self, *, begin: int, end: int) -> None:
         """Flush the rows before time `end`."""
@@ -253,7 +235,6 @@ class DiskArchive(RingArchive):
             self._segments.append(Segment(chunk.file, chunk.blocks, self._layouts.index(chunk.layout)))
         if self._segments:
             sync(self.folder.directory)
-        disk.saved_until = end
         self._drop_before(begin)
 
     def _fill_ring(self, *, begin: int, end: int) -> None:
@@ -268,7 +249,7 @@ class DiskArchive(RingArchive):
             disk.named.add(segment.file)
             slots = np.arange(segment.first_time, segment.stop_time)[-slots_per_env:] % slots_per_env
             disk.view("is_last")[:, slots] = chunk.rows["is_last"][-slots_per_env:].T
-        disk.newest, disk.saved_until = end - 1, end
+        disk.newest = end - 1
 
     def remove_all_but(self, named: set[str]) -> None:
         super().remove_all_but(named | self._disk.live_files())

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO, Self
 
 import numpy as np
 
@@ -40,6 +41,10 @@ class NamedFile:
     file: str
     blocks: FileBlocks
 
+    def since(self, first_block: int) -> Self:
+        """Without the blocks before this one."""
+        return replace(self, blocks=replace(self.blocks, first_block=first_block))
+
 
 @dataclass(frozen=True)
 class Segment(NamedFile):
@@ -55,11 +60,6 @@ class Segment(NamedFile):
     def stop_time(self) -> int:
         return self.first_time + self.blocks.rows
 
-    def without(self, begin: int) -> Segment:
-        """Without the blocks whose rows are all of times before `begin`."""
-        first = max(begin - self.first_time, 0) // self.blocks.block_rows
-        return replace(self, blocks=replace(self.blocks, first_block=first))
-
 
 @dataclass(frozen=True)
 class Patch(NamedFile):
@@ -67,20 +67,6 @@ class Patch(NamedFile):
 
     keys: tuple[str, ...]
     last_indices: tuple[int, ...]  # of each block
-
-    def without(self, begin_index: int) -> Patch:
-        """Without the blocks whose indices all lie before `begin_index`."""
-        first = int(np.searchsorted(self.last_indices, begin_index))
-        return replace(self, blocks=replace(self.blocks, first_block=first))
-
-
-@runtime_checkable
-class KeepsFiles(Protocol):
-    """A buffer whose state needs files of its own folder."""
-
-    def named_files(self) -> Sequence[NamedFile]: ...
-
-    def remove_files_but(self, named: set[str]) -> None: ...
 
 
 def record_dtype(layout: Mapping[str, tuple[str, Sequence[int]]]) -> np.dtype:
@@ -156,31 +142,30 @@ def _sync_and_close(file: BinaryIO) -> None:
         os.fsync(file.fileno())
 
 
-class Writer:
-    """Writes while checksums are computed, and lets one file reach the disk while the next is written."""
+Append = Callable[[Path, Iterable[np.ndarray], FileBlocks], FileBlocks]
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="row_log")
-        self._closing: Future[None] | None = None
 
-    def __enter__(self) -> Writer:
-        return self
+@contextmanager
+def appending() -> Iterator[Append]:
+    """What appends records to a file and returns the file's blocks with them.
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._threads.shutdown(wait=True)
-        if kind is None and self._closing is not None:
-            self._closing.result()
+    Files are written while checksums are computed, and one reaches the disk while the next is written.
+    """
+    closing: list[Future[None]] = []  # at most one
+    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="row_log") as threads:
 
-    def write(self, file: BinaryIO, records: np.ndarray, blocks: FileBlocks) -> FileBlocks:
-        """The file's blocks with these records."""
-        data = memoryview(records.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        written = self._threads.submit(_write_fully, file, data)
-        blocks = blocks.extended(data)
-        written.result()
-        return blocks
+        def append(path: Path, parts: Iterable[np.ndarray], blocks: FileBlocks) -> FileBlocks:
+            file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed when the disk has it
+            for records in parts:
+                data = memoryview(records.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+                written = threads.submit(_write_fully, file, data)
+                blocks = blocks.extended(data)
+                written.result()
+            while closing:
+                closing.pop().result()
+            closing.append(threads.submit(_sync_and_close, file))
+            return blocks
 
-    def close(self, file: BinaryIO) -> None:
-        """Begin to bring a file to the disk; at most one other is on its way."""
-        if self._closing is not None:
-            self._closing.result()
-        self._closing = self._threads.submit(_sync_and_close, file)
+        yield append
+    for each in closing:
+        each.result()

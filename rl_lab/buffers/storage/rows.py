@@ -11,10 +11,9 @@ replay sampling costs the memory's latency, and this pays it once per sequence, 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,76 +26,6 @@ Layout = dict[str, tuple[str, tuple[int, ...]]]  # key -> dtype and shape of one
 _CPU = torch.device("cpu")
 
 
-class Ring(ABC):
-    """Rows of N environments, C slots each; the owner knows which slot is the newest. Batches come out on `device`."""
-
-    def __init__(self, *, num_envs: int, slots_per_env: int, device: torch.device = _CPU) -> None:
-        self.num_envs, self.slots_per_env, self.device = num_envs, slots_per_env, device
-        self.layout: Layout = {}  # in the order in which keys lie in a row
-
-    @property
-    @abstractmethod
-    def allocated_bytes(self) -> int:
-        """Memory that the rows take now."""
-
-    @property
-    @abstractmethod
-    def row_bytes(self) -> int:
-        """What one row of one environment takes."""
-
-    @abstractmethod
-    def write(self, slot: int, row: Batch) -> None:
-        """One row of every environment; a missing key is zero there."""
-
-    def write_rows(self, slot: int, rows: Sequence[Batch]) -> None:
-        """Consecutive rows from a slot on."""
-        for index, row in enumerate(rows):
-            self.write((slot + index) % self.slots_per_env, row)
-
-    @abstractmethod
-    def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
-        """`length` consecutive rows from each place: key -> fresh memory `[B, length, ...]`."""
-
-    @abstractmethod
-    def view(self, key: str) -> np.ndarray:
-        """Every slot of `is_last` (of any key, where rows lie in main memory), `[N, C, ...]`, to be read."""
-
-    @abstractmethod
-    def lay_out(self, layout: Layout) -> None:
-        """Forget every row and let the next have these keys."""
-
-    @abstractmethod
-    def get_slots(self, start: int, stop: int) -> Arrays:
-        """Neighbouring slots of every key, `[N, stop - start, ...]`; possibly in place."""
-
-    @abstractmethod
-    def set_slots(self, start: int, rows: Arrays) -> None:
-        """Fill neighbouring slots from `[N, count, ...]` per key."""
-
-    @abstractmethod
-    def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        """What single rows hold under a key, `[K, ...]`."""
-
-    @abstractmethod
-    def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
-        """Replace what single rows hold under a key."""
-
-    def get_rows(self, used: int) -> Arrays:
-        """The first `used` slots, `[N, used, ...]` per key, copied."""
-        return {key: values.copy() for key, values in self.get_slots(0, used).items()} if used else {}
-
-    def set_rows(self, rows: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Put back what `get_rows` gave and forget everything else."""
-        arrays = {key: np.asarray(value) for key, value in rows.items()}
-        self.lay_out({key: (value.dtype.name, value.shape[2:]) for key, value in arrays.items()})
-        self.set_slots(0, arrays)
-
-    def _layout_with(self, row: Batch) -> Layout:
-        """The layout with the keys that a row brings for the first time: later policies may keep more extras."""
-        new = [key for key in row if key not in self.layout]
-        return {**self.layout, **{key: (_name_of(row[key].dtype), tuple(row[key].shape[1:])) for key in new}}
-
-
 class Column(NamedTuple):
     """Where one key lies in a row of the block of its dtype."""
 
@@ -105,40 +34,47 @@ class Column(NamedTuple):
     shape: tuple[int, ...]
 
 
-class RowRing(Ring):
-    """Rows in main memory; for a GPU, batches are gathered in page-locked memory, so that the copy does not wait."""
+class RowRing:
+    """Rows of N environments in main memory, C slots each; the owner knows which slot is the newest.
+
+    Batches come out on `device`. For a GPU they are gathered in page-locked memory, so that the copy does not wait.
+    """
 
     def __init__(
         self, *, num_envs: int, slots_per_env: int, device: torch.device = _CPU, is_pinned: bool = False
     ) -> None:
-        super().__init__(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
-        self.is_pinned = is_pinned
+        self.num_envs, self.slots_per_env, self.device, self.is_pinned = num_envs, slots_per_env, device, is_pinned
+        self.layout: Layout = {}  # in the order in which keys lie in a row
         self._columns: dict[str, Column] = {}
         self._blocks: dict[str, Tensor] = {}  # dtype -> [N, C, width]
-        self._keys: dict[str, list[str]] = {}  # dtype -> its keys, as they lie in a row
         self._cells: Batch = {}  # key -> its part of the block, [N, C, ...]
         self._views: Arrays = {}  # the same as arrays, in main memory
         self._windows: dict[tuple[str, int], np.ndarray] = {}
 
     @property
     def allocated_bytes(self) -> int:
+        """Memory that the rows take now."""
         return sum(block.nbytes for block in self._blocks.values())
 
     @property
     def row_bytes(self) -> int:
+        """What one row of one environment takes."""
         return sum(block.shape[2] * block.element_size() for block in self._blocks.values())
 
     # --- rows in -------------------------------------------------------------------------------
 
     def write(self, slot: int, row: Batch) -> None:
+        """One row of every environment; a missing key is zero there."""
         self._extend_layout(row)
         for key, view in self._views.items():
             view[:, slot] = as_array(row[key]) if key in row else 0
 
     def write_rows(self, slot: int, rows: Sequence[Batch]) -> None:
+        """Consecutive rows from a slot on."""
         packed = self._pack(rows) if len(rows) > 1 else None
         if packed is None:
-            super().write_rows(slot, rows)
+            for index, row in enumerate(rows):
+                self.write((slot + index) % self.slots_per_env, row)
             return
         ahead = min(len(rows), self.slots_per_env - slot)
         for dtype, block in self._blocks.items():
@@ -153,7 +89,8 @@ class RowRing(Ring):
         if any(len(row) != count for row in rows):
             return None
         packed: Batch = {}
-        for dtype, keys in self._keys.items():
+        for dtype, block in self._blocks.items():
+            keys = [key for key, column in self._columns.items() if column.dtype == dtype]
             try:
                 stacked = [torch.stack([row[key] for row in rows]) for key in keys]
             except KeyError:
@@ -162,12 +99,13 @@ class RowRing(Ring):
                 return None
             parts = [part.reshape(len(rows), self.num_envs, -1) for part in stacked]
             whole = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
-            packed[dtype] = whole.to(self._blocks[dtype].device)
+            packed[dtype] = whole.to(block.device)
         return packed
 
     # --- rows out ------------------------------------------------------------------------------
 
     def read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
+        """`length` consecutive rows from each place: key -> fresh memory `[B, length, ...]`."""
         flat = env_index * self.slots_per_env + slot
         wraps = (slot > self.slots_per_env - length).nonzero()[0]
         if len(wraps):
@@ -192,11 +130,7 @@ class RowRing(Ring):
 
     def _cut_all(self, blocks: Batch) -> Batch:
         """Every key as a view of the packed `[B, T, width]` of its dtype."""
-        batch: Batch = {}
-        for key, column in self._columns.items():
-            part = blocks[column.dtype][..., column.numbers]
-            batch[key] = part.unflatten(-1, column.shape) if column.shape else part.squeeze(-1)
-        return batch
+        return {key: _cut(blocks[column.dtype], column) for key, column in self._columns.items()}
 
     def _windows_of(self, dtype: str, length: int) -> np.ndarray:
         """All overlapping runs of `length` rows as single items, so that numpy moves each run in one copy."""
@@ -209,18 +143,19 @@ class RowRing(Ring):
         return self._windows[dtype, length]
 
     def view(self, key: str) -> np.ndarray:
+        """Every slot of `is_last` (of any key, where rows lie in main memory), `[N, C, ...]`, to be read."""
         return self._views[key]
 
     # --- the layout ----------------------------------------------------------------------------
 
     def lay_out(self, layout: Layout) -> None:
+        """Forget every row and let the next have these keys."""
         widths: dict[str, int] = {}
         self.layout, self._columns = dict(layout), {}
         for key, (dtype, shape) in layout.items():
             start = widths.get(dtype, 0)
             widths[dtype] = start + prod(shape)
             self._columns[key] = Column(dtype, slice(start, widths[dtype]), tuple(shape))
-        self._keys = {dtype: [key for key in layout if layout[key][0] == dtype] for dtype in widths}
         self._windows, self._views, self._cells, self._blocks = {}, {}, {}, {}  # gone before: both may not fit
         self._blocks = {dtype: self._allocate(width, dtype) for dtype, width in widths.items()}
         self._cells = self._cut_all(self._blocks)
@@ -233,24 +168,43 @@ class RowRing(Ring):
 
     def _extend_layout(self, row: Batch) -> None:
         if not row.keys() <= self.layout.keys():
-            layout, kept = self._layout_with(row), self.get_slots(0, self.slots_per_env)
-            self.lay_out(layout)
+            kept = {key: as_array(cell) for key, cell in self._cells.items()}
+            self.lay_out(self._layout_with(row))
             self.set_slots(0, kept)
+
+    def _layout_with(self, row: Batch) -> Layout:
+        """The layout with the keys that a row brings for the first time: later policies may keep more extras."""
+        new = {key: (_name_of(value.dtype), tuple(value.shape[1:])) for key, value in row.items()}
+        return {**self.layout, **new, **self.layout}
 
     # --- neighbouring slots and single rows ----------------------------------------------------
 
     def get_slots(self, start: int, stop: int) -> Arrays:
-        return {key: view[:, start:stop] for key, view in self._views.items()}
+        """Neighbouring slots of every key, `[N, stop - start, ...]`; possibly in place."""
+        return {key: as_array(cell[:, start:stop]) for key, cell in self._cells.items()}
 
     def set_slots(self, start: int, rows: Arrays) -> None:
+        """Fill neighbouring slots from `[N, count, ...]` per key."""
         for key, values in rows.items():
             self._views[key][:, start : start + values.shape[1]] = values
 
     def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        return self._views[key][env_index, slot]
+        """What single rows hold under a key, `[K, ...]`."""
+        return as_array(self._cells[key][torch.from_numpy(env_index), torch.from_numpy(slot)])
 
     def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
+        """Replace what single rows hold under a key."""
         self._views[key][env_index, slot] = as_array(values)
+
+    def get_rows(self, used: int) -> Arrays:
+        """The first `used` slots, `[N, used, ...]` per key, copied."""
+        return {key: values.copy() for key, values in self.get_slots(0, used).items()} if used else {}
+
+    def set_rows(self, rows: Mapping[str, Tensor | np.ndarray]) -> None:
+        """Put back what `get_rows` gave and forget everything else."""
+        arrays = {key: np.asarray(value) for key, value in rows.items()}
+        self.lay_out({key: (value.dtype.name, value.shape[2:]) for key, value in arrays.items()})
+        self.set_slots(0, arrays)
 
 
 class DeviceRing(RowRing):
@@ -258,10 +212,6 @@ class DeviceRing(RowRing):
 
     `is_last` is kept in main memory too, since every draw needs it there.
     """
-
-    def __init__(self, *, num_envs: int, slots_per_env: int, device: torch.device) -> None:
-        super().__init__(num_envs=num_envs, slots_per_env=slots_per_env, device=device)
-        self._is_last = np.zeros((num_envs, slots_per_env), bool)
 
     def write(self, slot: int, row: Batch) -> None:
         self._extend_layout(row)
@@ -289,14 +239,11 @@ class DeviceRing(RowRing):
 
     def lay_out(self, layout: Layout) -> None:
         super().lay_out(layout)
-        self._is_last[...] = False
+        self._is_last = np.zeros((self.num_envs, self.slots_per_env), bool)
 
     def _allocate(self, width: int, dtype: str) -> Tensor:
         like = torch.from_numpy(np.zeros(0, dtype))
         return torch.zeros((self.num_envs, self.slots_per_env, width), dtype=like.dtype, device=self.device)
-
-    def get_slots(self, start: int, stop: int) -> Arrays:
-        return {key: as_array(cell[:, start:stop]) for key, cell in self._cells.items()}
 
     def set_slots(self, start: int, rows: Arrays) -> None:
         for key, values in rows.items():
@@ -304,9 +251,6 @@ class DeviceRing(RowRing):
             self._cells[key][:, start:stop].copy_(torch.from_numpy(np.ascontiguousarray(values)))
             if key == "is_last":
                 self._is_last[:, start:stop] = values
-
-    def get_values(self, key: str, env_index: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        return as_array(self._cells[key][self._there(env_index), self._there(slot)])
 
     def set_values(self, key: str, env_index: np.ndarray, slot: np.ndarray, values: np.ndarray | Tensor) -> None:
         """Values that a GPU is still computing are not waited for."""
@@ -319,7 +263,8 @@ class DeviceRing(RowRing):
         return tensor.to(self.device, non_blocking=True)
 
 
-def _cut(block: np.ndarray, column: Column) -> np.ndarray:
+def _cut(block: Any, column: Column) -> Any:
+    """One key of the packed `[B, T, width]`, in place."""
     if not column.shape:
         return block[:, :, column.numbers.start]
     part = block[:, :, column.numbers]

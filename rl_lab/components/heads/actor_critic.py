@@ -14,13 +14,11 @@ from rl_lab.components.heads.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from rl_lab.components.networks.mlp import MLP, choose
+from rl_lab.components.networks.encoders import MLP
+from rl_lab.components.networks.layers import choose
 from rl_lab.types import ActionSpec
 
-LOG_STD_BOUNDS = (
-    -5.0,
-    2.0,
-)  # of a std per state, as in the soft actor
+LOG_STD_BOUNDS = (-5.0, 2.0)  # of a std per state, as in the soft actor
 
 
 class Actor(nn.Module):

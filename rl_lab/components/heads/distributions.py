@@ -1,7 +1,12 @@
 """Policies' distributions over actions: few kernels, and each result computed once.
 
 They are small on purpose. `torch.distributions` spends more time in Python than a small network in its forward
-pass; here a log-probability is one log-softmax (kept for the entropy) and one gather.
+pass; here a log-probability is one log-softmax (kept for the entropy) and one gather. All have
+
+    sample(), mode()      actions: `[...]` one choice, `[..., K]` several, `[..., A]` numbers; samples have no gradient
+    log_prob(action)      `[...]`
+    entropy()             nats `[...]`
+    draw(noise)           numbers alone: actions from normal noise `[..., A]`; gradients reach mean and log_std
 """
 
 from __future__ import annotations
@@ -38,33 +43,25 @@ class Categorical:
 
     @property
     def probs(self) -> Tensor:
-        """Probabilities `[..., K]`."""
         return self.log_probs.exp()
 
     @fast_path("rl_lab.kernels.cpu_losses:CATEGORICAL_SAMPLE")
     def sample(self) -> Tensor:
-        """Actions `[...]` int64. argmax(logit - log(e)), e ~ Exp(1), is a draw from the softmax (Gumbel's trick)."""
+        """argmax(logit - log(e)), e ~ Exp(1), is a draw from the softmax (Gumbel's trick)."""
         with torch.no_grad():
             noise = torch.empty_like(self.logits, dtype=torch.float32).exponential_()
             return (self.logits - noise.log()).argmax(dim=-1)
 
     def mode(self) -> Tensor:
-        """The likeliest actions `[...]`."""
         return self.logits.argmax(dim=-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """`[...]` for actions `[...]`."""
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Nats `[...]`. A forbidden action adds 0 * (-1e30) = -0, never NaN."""
+        """A forbidden action adds 0 * (-1e30) = -0, never NaN."""
         log_probs = self.log_probs
         return -(log_probs.exp() * log_probs).sum(dim=-1)
-
-    def kl(self, other: Categorical) -> Tensor:
-        """KL(self || other) `[...]`; the same actions must be allowed in both."""
-        log_probs = self.log_probs
-        return (log_probs.exp() * (log_probs - other.log_probs)).sum(dim=-1)
 
 
 class MultiCategorical:
@@ -76,25 +73,17 @@ class MultiCategorical:
         self.parts = [Categorical(part, allowed) for part, allowed in zip(parts, masks, strict=True)]
 
     def sample(self) -> Tensor:
-        """Actions `[..., K]` int64."""
         return torch.stack([part.sample() for part in self.parts], dim=-1)
 
     def mode(self) -> Tensor:
-        """The likeliest actions `[..., K]`."""
         return torch.stack([part.mode() for part in self.parts], dim=-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """`[...]` for actions `[..., K]`."""
         choices = action.unbind(dim=-1)
         return _total([part.log_prob(choice) for part, choice in zip(self.parts, choices, strict=True)])
 
     def entropy(self) -> Tensor:
-        """Nats `[...]`."""
         return _total([part.entropy() for part in self.parts])
-
-    def kl(self, other: MultiCategorical) -> Tensor:
-        """KL(self || other) `[...]`."""
-        return _total([part.kl(theirs) for part, theirs in zip(self.parts, other.parts, strict=True)])
 
 
 class DiagonalGaussian:
@@ -105,38 +94,23 @@ class DiagonalGaussian:
         self.log_std = log_std
 
     def sample(self) -> Tensor:
-        """Actions `[..., A]` float32, without gradient."""
         with torch.no_grad():
-            return self.rsample()
-
-    def rsample(self) -> Tensor:
-        """Actions `[..., A]` through which gradients reach mean and log_std."""
-        return self.draw(torch.randn_like(self.mean))
+            return self.draw(torch.randn_like(self.mean))
 
     def draw(self, noise: Tensor) -> Tensor:
-        """The same with normal noise `[..., A]` from outside."""
         return torch.addcmul(self.mean, noise, self.log_std.exp())
 
     def mode(self) -> Tensor:
-        """The mean `[..., A]`."""
         return self.mean
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """`[...]` for actions `[..., A]`."""
         standardised = (action - self.mean) * torch.exp(-self.log_std)
         dimensions = self.mean.shape[-1]
         return (standardised.square() * -0.5 - self.log_std).sum(dim=-1) - 0.5 * LOG_TWO_PI * dimensions
 
     def entropy(self) -> Tensor:
-        """Nats `[...]`."""
         per_row = self.log_std.sum(dim=-1) + 0.5 * (1.0 + LOG_TWO_PI) * self.mean.shape[-1]
         return per_row.expand(self.mean.shape[:-1])
-
-    def kl(self, other: DiagonalGaussian) -> Tensor:
-        """KL(self || other) `[...]`."""
-        variance_ratio = torch.exp(2.0 * (self.log_std - other.log_std))
-        distance = ((self.mean - other.mean) * torch.exp(-other.log_std)).square()
-        return (0.5 * (variance_ratio + distance - 1.0) + other.log_std - self.log_std).sum(dim=-1)
 
 
 class SquashedGaussian:
@@ -146,15 +120,9 @@ class SquashedGaussian:
         self.base = DiagonalGaussian(mean, log_std)
 
     def sample(self) -> Tensor:
-        """Actions `[..., A]` in (-1, 1), without gradient."""
         return self.base.sample().tanh_()
 
-    def rsample(self) -> Tensor:
-        """Actions `[..., A]` with gradient."""
-        return torch.tanh(self.base.rsample())
-
     def draw(self, noise: Tensor) -> Tensor:
-        """The same with normal noise `[..., A]` from outside."""
         return torch.tanh(self.base.draw(noise))
 
     @fast_path("rl_lab.kernels.squashed:DRAW")
@@ -170,13 +138,13 @@ class SquashedGaussian:
         return torch.tanh(self.base.mean)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """`[...]` for actions `[..., A]`; actions at the very edge are moved inside by one float32 step."""
+        """Actions at the very edge are moved inside by one float32 step."""
         edge = 1.0 - torch.finfo(torch.float32).eps
         unsquashed = torch.atanh(action.clamp(-edge, edge))
         return self.base.log_prob(unsquashed) - log_tanh_derivative(unsquashed).sum(dim=-1)
 
     def entropy(self) -> Tensor:
-        """Nats `[...]`, estimated by one draw: there is no closed form."""
+        """Estimated by one draw: there is no closed form."""
         return -self.rsample_with_log_prob(torch.randn_like(self.base.mean))[1]
 
 
@@ -187,7 +155,7 @@ class PeakedGaussian(SquashedGaussian):
     """
 
     def mode(self) -> Tensor:
-        """`[..., A]`: that equation, iterated from the mean, which finds the higher peak of two."""
+        """That equation, iterated from the mean, which finds the higher peak of two."""
         reach = 2.0 * torch.exp(2.0 * self.base.log_std)
         place = self.base.mean
         for _ in range(ITERATIONS_TO_PEAK):
@@ -209,30 +177,24 @@ class TruncatedGaussian:
         self.mass = torch.special.ndtr(self.high) - self.below
 
     def sample(self) -> Tensor:
-        """Actions `[..., A]`, without gradient."""
         with torch.no_grad():
-            return self.rsample()
-
-    def rsample(self) -> Tensor:
-        """Actions `[..., A]` through which gradients reach mean and log_std."""
-        return self.draw(torch.randn_like(self.base.mean))
+            return self.draw(torch.randn_like(self.base.mean))
 
     def draw(self, noise: Tensor) -> Tensor:
-        """The same with normal noise `[..., A]` from outside: as far through what is left as through a whole normal."""
+        """As far through what is left as through a whole normal."""
         edge = torch.finfo(torch.float32).eps
         place = (self.below + torch.special.ndtr(noise) * self.mass).clamp(edge, 1.0 - edge)
         return self.base.draw(torch.special.ndtri(place)).clamp(-1.0, 1.0)
 
     def mode(self) -> Tensor:
-        """The mean of the whole normals `[..., A]`: where the density is largest."""
+        """The mean of the whole normals: where the density is largest."""
         return self.base.mean
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """`[...]` for actions `[..., A]` in [-1, 1]."""
         return self.base.log_prob(action) - self.mass.log().sum(dim=-1)
 
     def entropy(self) -> Tensor:
-        """Nats `[...]`: of the whole normal, corrected for the mass that is left and for the two ends that are cut."""
+        """That of the whole normal, corrected for the mass that is left and for the two ends that are cut."""
         correction = (self.low * _density(self.low) - self.high * _density(self.high)) / (2.0 * self.mass)
         return self.base.entropy() + (self.mass.log() + correction).sum(dim=-1)
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.networks.mlp import MLP
+from rl_lab.components.networks.encoders import MLP
 from rl_lab.types import ActionSpec, ConfigError, Metrics
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.networks.encoders import selected_observation
+from rl_lab.components.networks.observations import selected_observation
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError
 
 MAX_ENTRIES = 50_000_000  # 200 MB of float32; a larger table would be visited too rarely to learn anything

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar
@@ -11,15 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.networks.mlp import HIDDEN_GAIN, choose, linear, orthogonal_
+from rl_lab.components.networks.layers import HIDDEN_GAIN, choose, linear, orthogonal_
 from rl_lab.types import ConfigError
 
 
-class ImageNetwork(nn.Module, ABC):
+class ImageNetwork(nn.Module):
     """Convolutions, then one layer to `image_features` numbers."""
 
     name: ClassVar[str]
     minimum_size: ClassVar[int] = 1  # pixels
+    stages: ClassVar[tuple[tuple[int, int, int], ...]] = ()  # channels, kernel and stride of each convolution
+    padding: ClassVar[int] = 0
 
     def __init__(self, *, image_shape: Sequence[int], image_features: int = 256) -> None:
         super().__init__()
@@ -35,10 +36,15 @@ class ImageNetwork(nn.Module, ABC):
         self.projection = linear(flat_size, image_features)
         self.output_size = image_features
 
-    @staticmethod
-    @abstractmethod
-    def layers(channels: int) -> list[nn.Module]:
+    @classmethod
+    def layers(cls, channels: int) -> list[nn.Module]:
         """The convolutions with their activations, for images of so many channels."""
+        layers: list[nn.Module] = []
+        for channels_out, kernel, stride in cls.stages:
+            layers += [_convolution(channels, channels_out, kernel=kernel, stride=stride, padding=cls.padding)]
+            layers += [nn.ReLU(inplace=True)]
+            channels = channels_out
+        return layers
 
     def forward(self, image: Tensor) -> Tensor:
         """Scaled images `[N, C, height, width]` to `[N, output_size]`."""
@@ -48,33 +54,22 @@ class ImageNetwork(nn.Module, ABC):
 class NatureCNN(ImageNetwork):
     """The network of "Human-level control through deep reinforcement learning" (2015): 84x84 frames, fast."""
 
-    name = "nature"
-    minimum_size = 36  # 36 -> 8 -> 3 -> 1 after its three kernels
-
-    @staticmethod
-    def layers(channels: int) -> list[nn.Module]:
-        return _stack(channels, [(32, 8, 4), (64, 4, 2), (64, 3, 1)])
+    name, minimum_size = "nature", 36  # 36 -> 8 -> 3 -> 1 after its three kernels
+    stages = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
 
 class SmallCNN(ImageNetwork):
     """Three 3x3 convolutions, two of them halving: grid worlds and images below 36 pixels."""
 
-    name = "small"
-
-    @staticmethod
-    def layers(channels: int) -> list[nn.Module]:
-        return _stack(channels, [(16, 3, 1), (32, 3, 2), (64, 3, 2)], padding=1)
+    name, padding = "small", 1
+    stages = ((16, 3, 1), (32, 3, 2), (64, 3, 2))
 
 
 class DreamerCNN(ImageNetwork):
     """The encoder of "Dream to Control" (2020): four 4x4 convolutions of stride 2, the depth doubling at each."""
 
-    name = "dreamer"
-    minimum_size = 46  # 46 -> 22 -> 10 -> 4 -> 1 after its four kernels
-
-    @staticmethod
-    def layers(channels: int) -> list[nn.Module]:
-        return _stack(channels, [(32, 4, 2), (64, 4, 2), (128, 4, 2), (256, 4, 2)])
+    name, minimum_size = "dreamer", 46  # 46 -> 22 -> 10 -> 4 -> 1 after its four kernels
+    stages = ((32, 4, 2), (64, 4, 2), (128, 4, 2), (256, 4, 2))
 
 
 class ImpalaCNN(ImageNetwork):
@@ -82,8 +77,8 @@ class ImpalaCNN(ImageNetwork):
 
     name = "impala"
 
-    @staticmethod
-    def layers(channels: int) -> list[nn.Module]:
+    @classmethod
+    def layers(cls, channels: int) -> list[nn.Module]:
         stages = [_ImpalaStage(before, after) for before, after in pairwise([channels, 16, 32, 32])]
         return [*stages, nn.ReLU(inplace=True)]
 
@@ -116,17 +111,7 @@ def make_image_network(name: str, *, image_shape: Sequence[int], image_features:
     return network(image_shape=image_shape, image_features=image_features)
 
 
-def _stack(channels: int, stages: Sequence[tuple[int, int, int]], *, padding: int = 0) -> list[nn.Module]:
-    """A convolution and a ReLU per stage (channels out, kernel, stride)."""
-    layers: list[nn.Module] = []
-    for channels_out, kernel, stride in stages:
-        layers += [_convolution(channels, channels_out, kernel=kernel, stride=stride, padding=padding)]
-        layers += [nn.ReLU(inplace=True)]
-        channels = channels_out
-    return layers
-
-
-def _convolution(channels_in: int, channels_out: int, *, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
+def _convolution(channels_in: int, channels_out: int, *, kernel: int, stride: int, padding: int) -> nn.Conv2d:
     layer = nn.Conv2d(channels_in, channels_out, kernel_size=kernel, stride=stride, padding=padding)
     orthogonal_(layer, HIDDEN_GAIN)
     return layer

@@ -1,18 +1,19 @@
-"""From what an environment shows to one feature vector per row."""
+"""From what an environment shows to one feature vector per row: the encoder, and the MLP it and the heads end with."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from rl_lab.components.networks.cnn import make_image_network
-from rl_lab.components.networks.mlp import MLP
-from rl_lab.types import ArraySpec, Batch, ConfigError, did_you_mean
-
-NOT_FOR_NETWORKS = ("action_mask",)  # says which actions are allowed, for the actor alone
+from rl_lab.components.networks.layers import ACTIVATIONS, NORMS, choose, linear
+from rl_lab.components.networks.noisy import NoisyLinear
+from rl_lab.components.networks.observations import make_reader, module_name, selected_observation
+from rl_lab.kernels.door import fast_path
+from rl_lab.types import ArraySpec, Batch, ConfigError
 
 
 class ObservationEncoder(nn.Module):
@@ -67,48 +68,6 @@ class ObservationEncoder(nn.Module):
         return self.mlp(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
 
 
-class _VectorReader(nn.Module):
-    """A number array as one flat float vector; bytes are scaled like pixels."""
-
-    def __init__(self, spec: ArraySpec) -> None:
-        super().__init__()
-        self.axes = len(spec.shape)
-        self.scale = 1.0 / 255.0 if spec.dtype == "uint8" else None
-        self.output_size = math.prod(spec.shape)
-
-    def forward(self, array: Tensor) -> Tensor:
-        flat = _flat(array, self.axes).to(torch.float32)
-        return flat if self.scale is None else flat * self.scale
-
-
-class _OneHotReader(nn.Module):
-    """Discrete values as one-hots, side by side."""
-
-    starts: Tensor
-
-    def __init__(self, spec: ArraySpec) -> None:
-        super().__init__()
-        self.axes = len(spec.shape)
-        self.output_size = sum(spec.num_values)
-        starts = torch.tensor([0, *spec.num_values[:-1]]).cumsum(0)
-        self.register_buffer("starts", starts, persistent=False)  # known from the spec, so not part of a checkpoint
-
-    def forward(self, array: Tensor) -> Tensor:
-        index = _flat(array, self.axes) + self.starts
-        return torch.zeros(*index.shape[:-1], self.output_size, device=index.device).scatter_(-1, index, 1.0)
-
-
-def make_reader(key: str, spec: ArraySpec) -> nn.Module:
-    if not spec.is_discrete:
-        return _VectorReader(spec)
-    if len(spec.num_values) != math.prod(spec.shape):
-        raise ConfigError(
-            f"observation '{key}' is discrete with shape {spec.shape} but its spec counts values for "
-            f"{len(spec.num_values)} elements; give num_values one count per element."
-        )
-    return _OneHotReader(spec)
-
-
 def _through(network: nn.Module, image: Tensor) -> Tensor:
     """Images `[..., height, width, C]` uint8 to features `[..., F]`."""
     leading = image.shape[:-3]
@@ -117,29 +76,49 @@ def _through(network: nn.Module, image: Tensor) -> Tensor:
     return network(pixels.to(torch.float32) * (1.0 / 255.0)).reshape(*leading, -1)
 
 
-def _flat(array: Tensor, axes: int) -> Tensor:
-    """`[..., *shape]` to `[..., elements]`."""
-    if axes == 1:
-        return array
-    return array.unsqueeze(-1) if axes == 0 else array.flatten(-axes)
+class MLP(nn.Module):
+    """Linear, norm and activation for each hidden size; with `output_size`, one bare linear layer at the end.
 
+    noisy: linear layers with learnt noise in their weights, which have a start of their own.
+    """
 
-def selected_observation(
-    observation: Mapping[str, ArraySpec], keys: Sequence[str] | None, *, place: str = "encoder keys"
-) -> dict[str, ArraySpec]:
-    """What `keys` name, or everything but action masks."""
-    usable = {key: spec for key, spec in observation.items() if key not in NOT_FOR_NETWORKS}
-    for key in keys or ():
-        if key not in usable:
-            raise ConfigError(
-                f"{place}: this environment has no observation '{key}'; it has {', '.join(usable)}."
-                f"{did_you_mean(key, usable)}"
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        norm: str = "none",
+        output_size: int | None = None,
+        output_gain: float = 1.0,
+        noisy: bool = False,
+    ) -> None:
+        super().__init__()
+        self.activation = choose(ACTIVATIONS, activation, place="MLP activation")
+        make_norm = choose(NORMS, norm, place="MLP norm")
+        sizes = [input_size, *_positive(hidden_sizes)]
+        make_layer = NoisyLinear if noisy else linear
+        self.hidden = nn.ModuleList(make_layer(before, after) for before, after in pairwise(sizes))
+        self.norms = nn.ModuleList(make_norm(size) for size in sizes[1:]) if make_norm is not None else None
+        self.output: nn.Linear | None = None
+        if output_size is not None:
+            self.output = (
+                NoisyLinear(sizes[-1], output_size) if noisy else linear(sizes[-1], output_size, gain=output_gain)
             )
-    selected = usable if keys is None else {key: usable[key] for key in keys}
-    if not selected:
-        raise ConfigError(f"{place}: no observation is left to look at. Name at least one, or write null for all.")
-    return selected
+        self.output_size = sizes[-1] if output_size is None else output_size
+
+    @fast_path("rl_lab.kernels.cpu_mlp:MLP_FORWARD")
+    def forward(self, features: Tensor) -> Tensor:
+        """`[..., input_size]` to `[..., output_size]`."""
+        for index, layer in enumerate(self.hidden):
+            features = layer(features)
+            features = self.activation(features if self.norms is None else self.norms[index](features))
+        return features if self.output is None else self.output(features)
 
 
-def module_name(key: str) -> str:
-    return key.replace(".", "_")  # torch allows no dots in the names of modules
+def _positive(hidden_sizes: Sequence[int]) -> list[int]:
+    if isinstance(hidden_sizes, str) or any(not isinstance(size, int) or size < 1 for size in hidden_sizes):
+        raise ConfigError(
+            f"hidden_sizes is {hidden_sizes!r}; allowed is a list of whole numbers from 1 on. Write, say, [64, 64]."
+        )
+    return list(hidden_sizes)

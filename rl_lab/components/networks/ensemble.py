@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.networks.mlp import ACTIVATIONS, choose
+from rl_lab.components.networks.layers import ACTIVATIONS, choose
 from rl_lab.kernels.door import fast_path
 from rl_lab.types import ConfigError
 

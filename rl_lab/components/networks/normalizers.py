@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.networks.mlp import choose
+from rl_lab.components.networks.layers import choose
 from rl_lab.components.returns.returns import scan_from_the_end
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError
 

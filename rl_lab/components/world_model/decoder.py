@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.networks.encoders import module_name
-from rl_lab.components.networks.mlp import ACTIVATIONS, choose
+from rl_lab.components.networks.layers import ACTIVATIONS, choose
+from rl_lab.components.networks.observations import module_name
 from rl_lab.components.world_model.encoder import ObservationPart, convolution, joint_image_shape, stage_depths
 from rl_lab.components.world_model.layers import BlockLinear, Layer, Stack, dense, make_norm
 from rl_lab.components.world_model.strided_images import TransposedCNN

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.networks.encoders import make_reader, module_name, selected_observation
-from rl_lab.components.networks.mlp import ACTIVATIONS, choose
+from rl_lab.components.networks.layers import ACTIVATIONS, choose
+from rl_lab.components.networks.observations import make_reader, module_name, selected_observation
 from rl_lab.components.world_model.layers import Stack, make_norm, truncated_normal_
 from rl_lab.components.world_model.strided_images import StridedCNN
 from rl_lab.components.world_model.two_hot import symlog

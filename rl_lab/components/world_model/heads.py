@@ -1,4 +1,4 @@
-"""Small networks that read a world model's features: reward, continuation, value and policy.
+"""Small networks that read a world model's features: reward, continuation, allowed actions, value and policy.
 
 Sizes and starts are those of danijar/dreamerv3 (configs.yaml: rewhead, conhead, policy, value): reward and value
 begin at exactly 0, the policy begins nearly uniform.
@@ -7,7 +7,8 @@ begin at exactly 0, the policy begins nearly uniform.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +22,12 @@ from rl_lab.components.heads.distributions import (
     PeakedGaussian,
     TruncatedGaussian,
 )
-from rl_lab.components.networks.mlp import choose
+from rl_lab.components.networks.layers import choose
 from rl_lab.components.world_model.latents import unimix
 from rl_lab.components.world_model.layers import Stack, dense
 from rl_lab.components.world_model.two_hot import SymlogTwoHot, TwoHot, symexp_bins, symlog_bins
 from rl_lab.kernels.door import fast_path
-from rl_lab.types import ActionSpec, ConfigError
+from rl_lab.types import ActionSpec, ArraySpec, ConfigError
 
 
 class Scalar:
@@ -48,28 +49,39 @@ class Scalar:
         return Scalar(self.output[:, :-1].unsqueeze(-1))
 
 
-class ScalarHead(nn.Module):
-    """Features to a prediction with `mean()` and `loss(target)`: rewards and values."""
-
-    bins: Tensor
-    kinds = {"two_hot": (TwoHot, symexp_bins), "symlog_two_hot": (SymlogTwoHot, symlog_bins), "normal": (Scalar, None)}
+class FeatureHead(nn.Module):
+    """A stack that reads features `[..., F]`, and a linear layer to so many outputs; to none, no layers at all."""
 
     def __init__(
         self,
+        outputs: int,
+        scale: float = 1.0,
+        /,
         *,
         input_size: int,
         layers: int = 1,
         units: int = 256,
         activation: str = "silu",
         norm: str = "rms",
-        prediction: str = "two_hot",
-        bins: int = 255,
-        output_scale: float = 0.0,
     ) -> None:
         super().__init__()
-        self.prediction, make_bins = choose(self.kinds, prediction, place="head prediction")
-        self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
-        self.output = dense(self.stack.output_size, bins if make_bins else 1, scale=output_scale)
+        if outputs:
+            self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
+            self.output = dense(self.stack.output_size, outputs, scale=scale)
+
+
+class ScalarHead(FeatureHead):
+    """Features to a prediction with `mean()` and `loss(target)`: rewards and values."""
+
+    bins: Tensor
+    kinds = {"two_hot": (TwoHot, symexp_bins), "symlog_two_hot": (SymlogTwoHot, symlog_bins), "normal": (Scalar, None)}
+
+    def __init__(
+        self, *, prediction: str = "two_hot", bins: int = 255, output_scale: float = 0.0, **network: Any
+    ) -> None:
+        kind, make_bins = choose(self.kinds, prediction, place="head prediction")
+        super().__init__(bins if make_bins else 1, output_scale, **network)
+        self.prediction = kind
         if make_bins:
             self.register_buffer("bins", make_bins(bins), persistent=False)  # known from their count
 
@@ -98,18 +110,42 @@ class Continuation:
         return F.binary_cross_entropy_with_logits(self.logits, target.detach(), reduction="none")
 
 
-class ContinueHead(nn.Module):
+class ContinueHead(FeatureHead):
     """Features to the probability of going on."""
 
-    def __init__(
-        self, *, input_size: int, layers: int = 1, units: int = 256, activation: str = "silu", norm: str = "rms"
-    ) -> None:
-        super().__init__()
-        self.stack = Stack(input_size, layers=layers, units=units, activation=activation, norm=norm)
-        self.output = dense(self.stack.output_size, 1)
+    def __init__(self, **network: Any) -> None:
+        super().__init__(1, **network)
 
     def forward(self, features: Tensor) -> Continuation:
         return Continuation(self.output(self.stack(features)).squeeze(-1))
+
+
+class AllowedActions(Continuation):
+    """The probability that each action is allowed `[..., sum(sizes)]`, each on its own."""
+
+    def __init__(self, logits: Tensor, sizes: Sequence[int]) -> None:
+        super().__init__(logits)
+        self.sizes = tuple(sizes)
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Cross-entropy `[...]` to masks `[..., sum(sizes)]`, summed over the actions."""
+        return super().loss(target.float()).sum(dim=-1)
+
+    def mask(self) -> Tensor:
+        """What is likelier allowed than not; all of a choice's actions where none is."""
+        parts = (self.logits > 0.0).split(self.sizes, dim=-1)
+        return torch.cat([part | ~part.any(dim=-1, keepdim=True) for part in parts], dim=-1)
+
+
+class ActionMaskHead(FeatureHead):
+    """Features to the actions that the environment would allow; without layers where it allows all of them always."""
+
+    def __init__(self, *, observation: Mapping[str, ArraySpec], action: ActionSpec, **network: Any) -> None:
+        super().__init__(sum(action.sizes) if "action_mask" in observation else 0, **network)
+        self.sizes = action.sizes
+
+    def forward(self, features: Tensor) -> AllowedActions:
+        return AllowedActions(self.output(self.stack(features)), self.sizes)
 
 
 class LatentActor(nn.Module):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.networks.mlp import ACTIVATIONS, choose
+from rl_lab.components.networks.layers import ACTIVATIONS, choose
 from rl_lab.kernels.door import fast_path
 from rl_lab.types import ConfigError
 
@@ -123,5 +123,5 @@ class BlockLinear(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """`[N, input_size]` to `[N, output_size]`."""
-        grouped = features.view(len(features), self.blocks, -1).transpose(0, 1)  # [G, N, input_size / G]
+        grouped = features.unflatten(-1, (self.blocks, -1)).transpose(0, 1)  # [G, N, input_size / G]
         return torch.bmm(grouped, self.weight).transpose(0, 1).flatten(1) + self.bias

@@ -1,4 +1,4 @@
-"""The recurrent state-space model: a deterministic memory (deter) and a stochastic latent beside it (stoch).
+"""The recurrent state-space model, a deterministic memory (deter) and a stochastic latent (stoch), and its loss.
 
      row t            0         1         2                  "PlaNet" (Hafner et al. 2019, arXiv:1811.04551)
      previous action  (0)       a0        a1                 the answer to the row before; zeros where is_first
@@ -13,20 +13,23 @@ tensors with the same leading axes, which may be sliced, stacked, flattened and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.networks.mlp import ACTIVATIONS, choose
+from rl_lab.components.heads.distributions import FORBIDDEN_LOGIT
+from rl_lab.components.networks.layers import ACTIVATIONS, choose
 from rl_lab.components.world_model.layers import BlockLinear, Layer, Stack, dense, make_norm
 from rl_lab.kernels.door import fast_path
-from rl_lab.types import ActionSpec, Batch, ConfigError
+from rl_lab.types import ActionSpec, Batch, ConfigError, LossOutput
 
 CONTEXT_KEYS = ("context_deter", "context_stoch")
 State = Batch
 """`deter [..., D]` and `stoch [..., Z]`."""
+Head = Callable[[Tensor], Any]
+"""Features `[..., F]` to a prediction with `loss(target)`, `[...]`."""
 
 
 class Actor(Protocol):
@@ -43,6 +46,30 @@ class Decisions:
     def __call__(self, features: Tensor, step: int) -> Tensor:
         return self.actor.decide(features.detach(), self.noise[step])
 
+    def obeyed(self) -> Batch:
+        """What the decisions of all steps obeyed, `[N, H, ...]`."""
+        return {}
+
+
+@dataclass(frozen=True)
+class MaskedDecisions(Decisions):
+    """The same among the actions that `mask_head` expects to be allowed; `masks` are those of the steps so far.
+
+    Noise that low never wins: what is left is a draw among the others. The masks are kept, since a head that is asked
+    again, about all steps at once, may round to another answer.
+    """
+
+    mask_head: Callable[[Tensor], Any]
+    masks: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, features: Tensor, step: int) -> Tensor:
+        features = features.detach()
+        self.masks.append(self.mask_head(features).mask())
+        return self.actor.decide(features, self.noise[step].masked_fill(~self.masks[-1], FORBIDDEN_LOGIT))
+
+    def obeyed(self) -> Batch:
+        return {"action_mask": torch.stack(self.masks, dim=1)}
+
 
 class Latent(Protocol):
     size: int
@@ -54,6 +81,10 @@ class Latent(Protocol):
     def entropy(self, parameters: Tensor) -> Tensor: ...
     def pack(self, sample: Tensor) -> Tensor: ...
     def unpack(self, packed: Tensor) -> Tensor: ...
+
+
+class Decoder(Protocol):
+    loss: Callable[[Tensor, Batch], Tensor]
 
 
 @dataclass(frozen=True)
@@ -95,7 +126,7 @@ class BlockGRU(nn.Module):
         everyone = inputs.unsqueeze(1).expand(-1, self.blocks, -1)  # [N, G, 3 hidden]
         mixed = self.mix(torch.cat((own, everyone), dim=-1).flatten(1))
         gates = self.gates(self.activation(self.mix_norm(mixed)))
-        reset, candidate, update = gates.view(len(deter), self.blocks, 3, -1).unbind(dim=2)
+        reset, candidate, update = gates.unflatten(-1, (self.blocks, 3, -1)).unbind(dim=2)
         candidate = torch.tanh(torch.sigmoid(reset) * candidate).flatten(1)
         update = torch.sigmoid(update - 1.0).flatten(1)  # -1: remembers at the start (danijar/dreamerv3, rssm.py)
         return deter + update * (candidate - deter)
@@ -301,3 +332,51 @@ class RSSM(nn.Module):
 def _stack(states: Sequence[State]) -> State:
     """States `[N, ...]` of successive steps as one `[N, T, ...]`."""
     return {key: torch.stack([state[key] for state in states], dim=1) for key in states[0]}
+
+
+def world_model_loss(
+    rows: Batch,
+    state: Batch,
+    posterior: Tensor,
+    *,
+    dynamics: RSSM,
+    decoder: Decoder,
+    reward_head: Head,
+    continue_head: Head | None = None,
+    action_mask_head: Head | None = None,
+    discount: float = 1.0,
+    free_nats: float,
+    are_free_on_average: bool = False,
+) -> LossOutput:
+    """Predict what was observed, and keep posterior and prior close to each other.
+
+    Rows, states and posteriors `[B, T, ...]` of `observe_sequence`; equation 3 of PlaNet (arXiv:1811.04551), whose one
+    divergence is two here, as in equations 3 to 5 of DreamerV3. A head that is None has no term.
+    `aux` has every row's losses `[B, T]`.
+    """
+    features = dynamics.features(state)  # [B, T, F]
+    prior = dynamics.prior(state)
+    latent = dynamics.latent
+    # Two divergences of the same value: one teaches the prior, the other the posterior. Below `free_nats` none.
+    towards_posterior = latent.kl(posterior.detach(), prior)
+    towards_prior = latent.kl(posterior, prior.detach())
+    losses = {"reconstruction": decoder.loss(features, rows), "reward": reward_head(features).loss(rows["reward"])}
+    if continue_head is not None:
+        continues = (~rows["is_terminal"]).to(torch.float32) * discount
+        losses["continue"] = continue_head(features).loss(continues)
+    if action_mask_head is not None:
+        losses["action_mask"] = action_mask_head(features).loss(rows["action_mask"])
+    divergences = {"dynamics": towards_posterior, "representation": towards_prior}
+    if not are_free_on_average:  # V3
+        divergences = {name: divergence.clamp(min=free_nats) for name, divergence in divergences.items()}
+    losses |= divergences
+    terms = {name: loss.mean() for name, loss in losses.items()}
+    if are_free_on_average:  # V1 and V2
+        terms |= {name: terms[name].clamp(min=free_nats) for name in divergences}
+    with torch.no_grad():
+        metrics = {
+            "train/model_kl": towards_posterior.mean(),
+            "train/prior_entropy": latent.entropy(prior).mean(),
+            "train/posterior_entropy": latent.entropy(posterior).mean(),
+        }
+    return LossOutput(terms, metrics, {name: loss.detach() for name, loss in losses.items()})

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.networks.mlp import ACTIVATIONS, choose
+from rl_lab.components.networks.layers import ACTIVATIONS, choose
 from rl_lab.components.world_model.layers import dense, make_norm, truncated_normal_
 from rl_lab.types import ConfigError
 

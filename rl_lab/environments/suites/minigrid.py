@@ -48,7 +48,9 @@ class MiniGridView(gym.ObservationWrapper):
                 f"{columns} x {rows} tiles do not fit into {size} pixels, a tile needs "
                 f"{SMALLEST_TILE}. Write size: {SMALLEST_TILE * max(columns, rows)} or view: partial."
             )
-        self.num_objects, self.num_colors = _numbers_of_symbols()
+        from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
+
+        self.num_objects, self.num_colors = max(OBJECT_TO_IDX.values()) + 1, max(COLOR_TO_IDX.values()) + 1
         width = self.num_objects + self.num_colors + NUM_STATES
         seen: dict[str, spaces.Space] = {"image": spaces.Box(0, 255, (size, size, 3), np.uint8)}
         if kind == "symbolic":
@@ -78,18 +80,16 @@ class MiniGridView(gym.ObservationWrapper):
         return np.concatenate(columns, axis=1)
 
     def _symbols(self, observation: Any) -> np.ndarray:
-        tiles = np.asarray(observation["image"]) if self.view == "partial" else self._whole_grid()
+        tiles = np.asarray(observation["image"])
+        if self.view == "full":
+            from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
+
+            base: Any = self.unwrapped
+            tiles = base.grid.encode()
+            tiles[tuple(base.agent_pos)] = (OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], base.agent_dir)
         sizes = (self.num_objects, self.num_colors, NUM_STATES)
         parts = [np.eye(size, dtype=np.float32)[tiles[..., i]] for i, size in enumerate(sizes)]
         return np.concatenate(parts, axis=-1).reshape(-1)
-
-    def _whole_grid(self) -> np.ndarray:
-        from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
-
-        base: Any = self.unwrapped
-        tiles = base.grid.encode()
-        tiles[tuple(base.agent_pos)] = (OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], base.agent_dir)
-        return tiles
 
 
 @cache
@@ -102,9 +102,3 @@ def _tile(size: int, kind: int, color: int, state: int, has_agent: bool) -> np.n
     is_seen = kind != OBJECT_TO_IDX["unseen"]
     thing = WorldObj.decode(kind, color, state) if is_seen else None
     return Grid.render_tile(thing, agent_dir=POINTS_UP if has_agent else None, highlight=is_seen, tile_size=size)
-
-
-def _numbers_of_symbols() -> tuple[int, int]:
-    from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
-
-    return max(OBJECT_TO_IDX.values()) + 1, max(COLOR_TO_IDX.values()) + 1

@@ -57,6 +57,27 @@ def norm_silu_gradient(x, weight, gradient, epsilon, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def after_gates(old, reset, middle, update, b_reset, b_middle, b_update):
+    """The memory after a GRU's gates; 2 sigmoid(2x) - 1 is tanh(x)."""
+    reset_ = tl.sigmoid(reset.to(tl.float32) + b_reset)
+    candidate = 2.0 * tl.sigmoid(2.0 * reset_ * (middle.to(tl.float32) + b_middle)) - 1.0
+    return old + tl.sigmoid(update.to(tl.float32) + b_update) * (candidate - old)
+
+
+@triton.jit
+def inward_gradient(gradient, x, norm, epsilon, low: tl.constexpr, H: tl.constexpr):
+    """Back through one of the two layers that read the state before, whose outputs `x` are normed."""
+    return norm_silu_gradient(x, norm, gradient.to(low).to(tl.float32), epsilon, H).to(low)
+
+
+@triton.jit
+def store_inward(to, place, of_deter, of_stoch, H: tl.constexpr):
+    """Side by side, what belongs to the layer over the memory and to the one over the latent."""
+    tl.store(to + place, of_deter)
+    tl.store(to + place + H, of_stoch)
+
+
+@triton.jit
 def kept_of(x, keep):
     """What is left of x `[R, C]` where `keep [R, 1]` is 0 at the first row of an episode; NaN times 0 would be NaN."""
     return tl.where(keep > 0.0, x, 0.0)
@@ -86,14 +107,11 @@ def meet(counter, everyone):
 
 @triton.jit
 def _forward(
-    inward, shared, own, gate_weights, posterior, output_weights,
-    in_bias, in_norm, mix_bias, mix_norm, gates_bias, posterior_norm, output_bias,
-    from_embedding, keep, noise,
-    state, before, pre, inputs, mixed, mix_scale, active, gates, deter_low, above, hidden, output,
-    deters, stochs, parameters, counters, squares_of, parts_of,
-    T, B, epsilon, unimix,
-    HAS_NOISE: tl.constexpr, G: tl.constexpr, W: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr,
-    CLASSES: tl.constexpr, R: tl.constexpr,
+    inward, shared, own, gate_weights, posterior, output_weights, in_bias, in_norm, mix_bias, mix_norm, gates_bias,
+    posterior_norm, output_bias, from_embedding, keep, noise, state, before, pre, inputs, mixed, mix_scale, active,
+    gates, deter_low, above, hidden, output, deters, stochs, parameters, counters, squares_of, parts_of,
+    T, B, epsilon, unimix, HAS_NOISE: tl.constexpr, G: tl.constexpr, W: tl.constexpr, H: tl.constexpr,
+    GROUPS: tl.constexpr, CLASSES: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     D: tl.constexpr = G * W
     Z: tl.constexpr = GROUPS * CLASSES
@@ -171,9 +189,7 @@ def _forward(
         reset = tl.dot(opened, w_reset, input_precision="ieee").to(low)
         middle = tl.dot(opened, w_middle, input_precision="ieee").to(low)
         update = tl.dot(opened, w_update, input_precision="ieee").to(low)
-        reset_ = tl.sigmoid(reset.to(tl.float32) + b_reset)
-        candidate = 2.0 * tl.sigmoid(2.0 * reset_ * (middle.to(tl.float32) + b_middle)) - 1.0
-        new = old + tl.sigmoid(update.to(tl.float32) + b_update) * (candidate - old)
+        new = after_gates(old, reset, middle, update, b_reset, b_middle, b_update)
         new_low = new.to(low)
         tl.store(parts_of + g * R * 2 * H + mine, tl.dot(new_low, w_deter, input_precision="ieee"))
         tl.store(parts_of + g * R * 2 * H + mine + H, tl.dot(new_low, w_posterior, input_precision="ieee"))
@@ -223,14 +239,11 @@ def _forward(
 
 @triton.jit
 def _backward(
-    inward, shared, own, gate_weights, posterior, output_weights,
-    in_bias, in_norm, mix_bias, mix_norm, gates_bias, posterior_norm,
-    keep, before, pre, mixed, mix_scale, gates, above, parameters,
-    from_deter, from_stoch, from_parameters,
-    for_pre, for_inputs, for_mixed, for_active, for_gates, for_above, for_hidden, for_output,
-    counters, along_of, parts_of,
-    T, B, epsilon, unimix,
-    G: tl.constexpr, W: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr, CLASSES: tl.constexpr, R: tl.constexpr,
+    inward, shared, own, gate_weights, posterior, output_weights, in_bias, in_norm, mix_bias, mix_norm, gates_bias,
+    posterior_norm, keep, before, pre, mixed, mix_scale, gates, above, parameters, from_deter, from_stoch,
+    from_parameters, for_pre, for_inputs, for_mixed, for_active, for_gates, for_above, for_hidden, for_output,
+    counters, along_of, parts_of, T, B, epsilon, unimix, G: tl.constexpr, W: tl.constexpr, H: tl.constexpr,
+    GROUPS: tl.constexpr, CLASSES: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     D: tl.constexpr = G * W
     Z: tl.constexpr = GROUPS * CLASSES
@@ -331,17 +344,13 @@ def _backward(
         for b in tl.static_range(G):
             first += tl.load(parts_of + b * R * 2 * H + mine, cache_modifier=".cg")
             second += tl.load(parts_of + b * R * 2 * H + mine + H, cache_modifier=".cg")
-        first_low, second_low = first.to(low), second.to(low)
-        for_deter = norm_silu_gradient(x_deter, deter_norm, first_low.to(tl.float32), epsilon, H).to(low)
-        for_stoch = norm_silu_gradient(x_stoch, stoch_norm, second_low.to(tl.float32), epsilon, H).to(low)
+        for_deter = inward_gradient(first, x_deter, deter_norm, epsilon, low, H)
+        for_stoch = inward_gradient(second, x_stoch, stoch_norm, epsilon, low, H)
         later = tl.dot(for_deter, w_deter, later, input_precision="ieee")
         for_choice = tl.dot(for_stoch, w_stoch, input_precision="ieee")
         if is_first_block:
-            place = row[:, None] * (3 * H) + h[None, :]
-            tl.store(for_inputs + place, first_low)
-            tl.store(for_inputs + place + H, second_low)
-            tl.store(for_pre + two, for_deter)
-            tl.store(for_pre + two + H, for_stoch)
+            store_inward(for_inputs, row[:, None] * (3 * H) + h[None, :], first.to(low), second.to(low), H)
+            store_inward(for_pre, two, for_deter, for_stoch, H)
 
 
 # --- from torch ---------------------------------------------------------------------------------

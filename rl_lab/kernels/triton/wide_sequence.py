@@ -23,8 +23,10 @@ from torch import Tensor
 
 from rl_lab.kernels.triton.sequence import (
     ROWS,
+    after_gates,
     arrive,
     can_hold,
+    inward_gradient,
     kept_of,
     launch_backward,
     launch_forward,
@@ -34,6 +36,7 @@ from rl_lab.kernels.triton.sequence import (
     scale_of,
     silu_gradient,
     silu_of_norm,
+    store_inward,
     wait,
 )
 
@@ -52,6 +55,27 @@ SHARED_BYTES = 224 * 1024  # that a program may have on an H100 or later; size 1
 def once(x):
     """x itself. Triton has every warp compute what leads from memory straight to a product; this breaks the way."""
     return tl.sum(x[:, :, None], axis=2)
+
+
+@triton.jit
+def _place(W: tl.constexpr, C: tl.constexpr, CLASSES: tl.constexpr):
+    """Program p of the rows rows_id: its block of the memory, its first column there, and its group of the latent."""
+    p = tl.program_id(0)
+    return p, tl.program_id(1), p // (W // C), (p % (W // C)) * C, p * CLASSES + tl.arange(0, CLASSES)
+
+
+@triton.jit
+def _tiles(
+    parts_of, p, local, h,
+    H: tl.constexpr, R: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """The columns of the two layers that are program p's, its part of their sums, where it leaves its tile and where
+    all tiles lie."""
+    layer = (p // SPLIT) * N + tl.arange(0, N)
+    part = (p % SPLIT) * (4 * Q) + tl.arange(0, Q)
+    mine = parts_of + (p % SPLIT) * R * 2 * H + local[:, None] * (2 * H) + layer[None, :]
+    theirs = parts_of + local[:, None] * (2 * H) + h[None, :]
+    return layer, part, mine, theirs
 
 
 @triton.jit
@@ -92,14 +116,12 @@ def _without_choice(
 
 @triton.jit
 def _forward(
-    inward, shared, own, gate_weights, upward, output_weights,
-    in_bias, in_norm, mix_bias, mix_norm, gates_bias, posterior_norm, output_bias,
-    from_embedding, keep, noise,
-    state, before, pre, inputs, mixed, mix_scale, active, gates, deter_low, above, hidden, output,
-    deters, stochs, parameters, counters, squares_of, parts_of,
-    T, B, epsilon, unimix,
-    HAS_NOISE: tl.constexpr, G: tl.constexpr, W: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr,
-    CLASSES: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, ZK: tl.constexpr,
+    inward, shared, own, gate_weights, upward, output_weights, in_bias, in_norm, mix_bias, mix_norm, gates_bias,
+    posterior_norm, output_bias, from_embedding, keep, noise, state, before, pre, inputs, mixed, mix_scale, active,
+    gates, deter_low, above, hidden, output, deters, stochs, parameters, counters, squares_of, parts_of,
+    T, B, epsilon, unimix, HAS_NOISE: tl.constexpr, G: tl.constexpr, W: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
+    GROUPS: tl.constexpr, CLASSES: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr,
+    ZK: tl.constexpr,
 ):  # fmt: skip
     D: tl.constexpr = G * W
     Z: tl.constexpr = GROUPS * CLASSES
@@ -107,21 +129,14 @@ def _forward(
     P: tl.constexpr = D // C
     Q: tl.constexpr = D // SPLIT // 4
     low = state.dtype.element_ty
-    p, rows_id = tl.program_id(0), tl.program_id(1)
-    g, inner = p // (W // C), (p % (W // C)) * C
-    local = tl.arange(0, R)
+    p, rows_id, g, inner, group = _place(W, C, CLASSES)
+    local, h, w, c = tl.arange(0, R), tl.arange(0, H), tl.arange(0, W), tl.arange(0, C)
     r = rows_id * R + local
-    h, w, c, n, k = tl.arange(0, H), tl.arange(0, W), tl.arange(0, C), tl.arange(0, N), tl.arange(0, Q)
-    group = p * CLASSES + tl.arange(0, CLASSES)
     has_group = (group < Z)[None, :]
     block = g * W + w
-    layer = (p // SPLIT) * N + n
-    part = (p % SPLIT) * (4 * Q) + k
     counter = counters + rows_id
     squares_of += rows_id * P * R
-    parts_of += rows_id * SPLIT * R * 2 * H
-    mine = parts_of + (p % SPLIT) * R * 2 * H + local[:, None] * (2 * H) + layer[None, :]
-    theirs = parts_of + local[:, None] * (2 * H) + h[None, :]
+    layer, part, mine, theirs = _tiles(parts_of + rows_id * SPLIT * R * 2 * H, p, local, h, H, R, N, Q, SPLIT)
     is_writer = p == P - 1
     # This program's weights stay here.
     up = upward + layer[None, :] * D + part[:, None]
@@ -184,9 +199,7 @@ def _forward(
         reset = tl.dot(opened, w_reset, input_precision="ieee").to(low)
         middle = tl.dot(opened, w_middle, input_precision="ieee").to(low)
         update = tl.dot(opened, w_update, input_precision="ieee").to(low)
-        reset_ = tl.sigmoid(reset.to(tl.float32) + b_reset)
-        candidate = 2.0 * tl.sigmoid(2.0 * reset_ * (middle.to(tl.float32) + b_middle)) - 1.0
-        new = old + tl.sigmoid(update.to(tl.float32) + b_update) * (candidate - old)
+        new = after_gates(old, reset, middle, update, b_reset, b_middle, b_update)
         tl.store(deter_low + column, new.to(low))
         old = kept_of(new, keep_next)
         tl.store(state + (row + B)[:, None] * S + p * C + c[None, :], old.to(low), mask=has_next)
@@ -242,35 +255,25 @@ def _forward(
 
 @triton.jit
 def _backward(
-    inward, shared, own, gate_weights, posterior, output_weights,
-    in_bias, in_norm, mix_bias, mix_norm, gates_bias, posterior_norm,
-    keep, before, pre, mixed, mix_scale, gates, above, parameters,
-    from_deter, from_stoch, from_parameters,
-    for_pre, for_inputs, for_mixed, for_active, for_gates, for_above, for_hidden, for_output,
-    counters, along_of, parts_of,
-    T, B, epsilon, unimix,
-    G: tl.constexpr, W: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr, CLASSES: tl.constexpr, R: tl.constexpr,
-    C: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, ZK: tl.constexpr,
+    inward, shared, own, gate_weights, posterior, output_weights, in_bias, in_norm, mix_bias, mix_norm, gates_bias,
+    posterior_norm, keep, before, pre, mixed, mix_scale, gates, above, parameters, from_deter, from_stoch,
+    from_parameters, for_pre, for_inputs, for_mixed, for_active, for_gates, for_above, for_hidden, for_output,
+    counters, along_of, parts_of, T, B, epsilon, unimix, G: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    H: tl.constexpr, GROUPS: tl.constexpr, CLASSES: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
+    SPLIT: tl.constexpr, ZK: tl.constexpr,
 ):  # fmt: skip
     D: tl.constexpr = G * W
     Z: tl.constexpr = GROUPS * CLASSES
     P: tl.constexpr = D // C
     Q: tl.constexpr = D // SPLIT // 4
     low = pre.dtype.element_ty
-    p, rows_id = tl.program_id(0), tl.program_id(1)
-    g, inner = p // (W // C), (p % (W // C)) * C
-    local = tl.arange(0, R)
+    p, rows_id, g, inner, group = _place(W, C, CLASSES)
+    local, h, w, c = tl.arange(0, R), tl.arange(0, H), tl.arange(0, W), tl.arange(0, C)
     r = rows_id * R + local
-    h, w, c, n, k = tl.arange(0, H), tl.arange(0, W), tl.arange(0, C), tl.arange(0, N), tl.arange(0, Q)
-    group = p * CLASSES + tl.arange(0, CLASSES)
     has_group = (group < Z)[None, :]
-    layer = (p // SPLIT) * N + n
-    part = (p % SPLIT) * (4 * Q) + k
     counter = counters + rows_id
     along_of += rows_id * P * R
-    parts_of += rows_id * SPLIT * R * 2 * H
-    mine = parts_of + (p % SPLIT) * R * 2 * H + local[:, None] * (2 * H) + layer[None, :]
-    theirs = parts_of + local[:, None] * (2 * H) + h[None, :]
+    layer, part, mine, theirs = _tiles(parts_of + rows_id * SPLIT * R * 2 * H, p, local, h, H, R, N, Q, SPLIT)
     is_writer = p == P - 1
     # This program's weights stay here, turned round.
     w_choice = tl.load(inward + (H + h)[:, None] * (D + Z) + D + group[None, :], mask=has_group, other=0.0)
@@ -374,16 +377,12 @@ def _backward(
         for s in tl.static_range(SPLIT):
             first += tl.load(theirs + s * R * 2 * H, cache_modifier=".cg")
             second += tl.load(theirs + s * R * 2 * H + H, cache_modifier=".cg")
-        first_low, second_low = first.to(low), second.to(low)
-        for_deter = norm_silu_gradient(x_deter, deter_norm, first_low.to(tl.float32), epsilon, H).to(low)
-        for_stoch = norm_silu_gradient(x_stoch, stoch_norm, second_low.to(tl.float32), epsilon, H).to(low)
+        for_deter = inward_gradient(first, x_deter, deter_norm, epsilon, low, H)
+        for_stoch = inward_gradient(second, x_stoch, stoch_norm, epsilon, low, H)
         later = tl.dot(for_deter, w_deter, later, input_precision="ieee")
         if is_writer:
-            place = row[:, None] * (3 * H) + h[None, :]
-            tl.store(for_inputs + place, first_low)
-            tl.store(for_inputs + place + H, second_low)
-            tl.store(for_pre + two, for_deter)
-            tl.store(for_pre + two + H, for_stoch)
+            store_inward(for_inputs, row[:, None] * (3 * H) + h[None, :], first.to(low), second.to(low), H)
+            store_inward(for_pre, two, for_deter, for_stoch, H)
 
 
 # --- from torch ---------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_the_image_is_what_minigrid_draws_from_the_agents_place() -> None:
     for env_id in (GRID, "MiniGrid-KeyCorridorS3R3-v0", "MiniGrid-Dynamic-Obstacles-8x8-v0"):
         environment = view(env_id)
         row = play(environment, steps=60, seed=0)[-1]
-        base = environment._cells.members[0].env.unwrapped
+        base = environment.cells[0].env.unwrapped
         expected = np.zeros((64, 64, 3), np.uint8)
         expected[:63, :63] = base.get_frame(tile_size=9, agent_pov=True)
         np.testing.assert_array_equal(row.observation["image"][0], expected)
@@ -106,9 +106,7 @@ def test_the_image_is_what_minigrid_draws_from_the_agents_place() -> None:
 def test_the_full_view_shows_the_whole_grid_centred() -> None:
     environment = view(view="full")
     image = environment.reset().observation["image"][0]
-    frame = environment._cells.members[0].env.unwrapped.get_frame(
-        tile_size=12
-    )  # 5 tiles of 12 pixels, 2 left on each side
+    frame = environment.cells[0].env.unwrapped.get_frame(tile_size=12)  # 5 tiles of 12 pixels, 2 left on each side
     np.testing.assert_array_equal(image[2:62, 2:62], frame)
     assert not image[:2].any() and not image[:, 62:].any()
 

@@ -54,8 +54,8 @@ def test_every_task_of_the_suite_is_listed_and_has_a_config() -> None:
 def test_rows_are_those_of_dm_control_with_repeats_added_up() -> None:
     environment = make("walker_walk", action_repeat=2)
     rows = play(environment, steps=5, seed=0)
-    reference = environment._cells.members[0].env.unwrapped  # the same task, taken back to the episode's seed
-    reference.reset(seed=environment._cells.members[0]._episode_seed)
+    reference = environment.cells[0].env.unwrapped  # the same task, taken back to the episode's seed
+    reference.reset(seed=environment.cells[0]._episode_seed)
     from dm_control.rl.control import Environment
 
     original = Environment(reference.physics, reference.task, n_sub_steps=reference.frames_per_control)
@@ -180,7 +180,7 @@ def test_an_end_between_repeats_shows_the_last_frame() -> None:
 def test_frames_in_between_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = make("walker_walk", kwargs={"observation": "pixels"}, action_repeat=4)
     environment.reset()
-    base = environment._cells.members[0].env.unwrapped
+    base = environment.cells[0].env.unwrapped
     drawn: list[int] = []
     real: Callable[[int], np.ndarray] = base._draw
     monkeypatch.setattr(base, "_draw", lambda size: drawn.append(size) or real(size))

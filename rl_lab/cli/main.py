@@ -22,9 +22,9 @@ from rl_lab.utils.text import printable
 COMMANDS = {
     "train and use": {
         "train": "train an agent: an experiment, ENV:ALGORITHM, or the default run",
+        "resume": "continue a run exactly where its last checkpoint left it",
         "sweep": "search for good settings: grid, random or Bayesian; resumable",
         "tune": "a Bayesian search over the settings of an experiment's algorithm",
-        "resume": "continue a run exactly where its last checkpoint left it",
         "evaluate": "score a run's policy over whole episodes",
         "play": "watch a run's policy, in a window or as mp4",
         "dream": "film what a run's world model predicts beside what happens",

@@ -39,8 +39,8 @@ def start(
     """Start or resume the sweep that `content` describes; 0 when all its trials have ended."""
     given = chosen(arguments, "name", "trials", "minutes", "jobs", "best_config")
     content = {**content, **{name: value for name, value in given.items() if value is not None}}
-    plan = read_plan(content, place=place, default_name=default_name, default_jobs=available_cores())
-    plan = replace(plan, overrides=(*plan.overrides, *overrides))
+    defaults: dict[str, Any] = {"default_name": default_name, "default_jobs": available_cores()}
+    plan = read_plan(content, place=place, overrides=overrides, **defaults)
     if plan.is_dependent:  # TPE, CMA-ES and pruners are Optuna's
         require_optuna(plan)
     directory = SweepDirectory(runs_dir_of(arguments), plan.name)

@@ -47,13 +47,12 @@ def show(name: str, runs_dir: Path, *, as_json: bool) -> int:
 def draw(directory: SweepDirectory, plan: SweepPlan, finished: list[Trial], shares: dict[str, float]) -> list[Path]:
     if len(finished) < 2:
         return []
-    is_log = {parameter.key: parameter.log for parameter in plan.parameters}
     paths = [directory.path / "parallel_coordinates.png"]
     draw_parallel_coordinates(
         paths[0],
         [trial.parameters for trial in finished],
         [_score(trial) for trial in finished],
-        is_log=is_log,
+        is_log={parameter.key: parameter.log for parameter in plan.parameters},
         metric=plan.metric,
         title=f"{plan.name}: {len(finished)} finished trials",
         is_maximized=plan.direction == "maximize",

@@ -37,6 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = compose(experiment, overrides, config_dir=arguments.config_dir)
     name = f"tune_{slug(experiment)}"
     content = tuned(config, arguments.space) | {"experiment": experiment, "name": name}
+    for word in overrides:  # what is given is not searched for
+        content["parameters"].pop(word.lstrip("+").partition("=")[0], None)
     place = str(arguments.space or f"the space of {config['algorithm']['_target_']}")
     return start(content, place=place, default_name=name, overrides=overrides, arguments=arguments)
 
@@ -61,9 +63,7 @@ def tuned(config: dict[str, Any], space: Path | None) -> dict[str, Any]:
 
 def _shipped(target: str) -> Path:
     """`rl_lab.workflows.ppo.PPO`: spaces/ppo.yaml."""
-    import rl_lab.launch
-
-    folder = Path(rl_lab.launch.__file__).parent / "spaces"
+    folder = Path(__file__).parents[1] / "launch" / "spaces"
     name = target.split(".")[-2] if "." in target else target
     if not (folder / f"{name}.yaml").is_file():
         known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))

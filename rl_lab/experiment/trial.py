@@ -18,7 +18,7 @@ from rl_lab.orchestration.housekeeping import Prune, go_on
 from rl_lab.runs.manifest import config_hash
 from rl_lab.runs.metrics_file import read_metrics
 from rl_lab.runs.run_directory import RunDirectory
-from rl_lab.runs.sweeps import finite_values, read_score
+from rl_lab.runs.sweeps import finite_values
 from rl_lab.types import ConfigError, RLLabError, RunError, did_you_mean
 
 
@@ -114,10 +114,14 @@ def run_trial(task: TrialRun, report: Callable[[Any], Any]) -> TrialResult:
 
 def read_result(task: TrialRun, run: RunDirectory) -> TrialResult:
     status = run.read_status()
-    found = read_score(run, task.metric, score=task.score, direction=task.direction)
+    rows = read_metrics(run.metrics_path)
+    values = tuple(finite_values(rows, task.metric))
+    scores = values[-1:] if task.score == "last" else values
+    score = (max if task.direction == "maximize" else min)(scores, default=None)
+    logged = () if values else tuple(sorted({name for row in rows for name in row if "/" in name}))
     state = status["state"] if status["state"] in ("pruned", "failed") else "finished"
     message = status["message"].removeprefix("pruned: ") if state != "finished" else ""
-    return TrialResult(state, found.score, found.values, found.logged, message, float(status["wall_s"] or 0.0))
+    return TrialResult(state, score, values, logged, message, float(status["wall_s"] or 0.0))
 
 
 def _train(task: TrialRun, run: RunDirectory, prune: Prune) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -90,16 +89,16 @@ class Pool:
 
     def events(self, timeout_s: float) -> Iterator[Event]:
         """What happened within `timeout_s`; returns as soon as something did."""
-        waiting: dict[Any, _Worker] = {worker.connection: worker for worker in self._workers}
-        heard = wait(list(waiting), timeout_s)
-        # A process that a worker forked may hold the pipe open after the worker's death.
-        silent = [
-            worker for worker in waiting.values() if worker.connection not in heard and not worker.process.is_alive()
-        ]
-        for worker in [*(waiting[connection] for connection in heard), *silent]:
-            task = worker.task
+        wait([worker.connection for worker in self._workers], timeout_s)
+        for worker in list(self._workers):
+            is_alive, task = worker.process.is_alive(), worker.task
+            has_news = worker.connection.poll()
+            if is_alive and not has_news:
+                continue
             try:
-                kind, value = _next_message(worker)
+                if not has_news:  # a process that it forked may hold the pipe open after its death
+                    raise EOFError
+                kind, value = worker.connection.recv()
             except (EOFError, OSError):
                 self._bury(worker)
                 if task is not None:
@@ -135,18 +134,13 @@ class Pool:
         self._workers = []
 
 
-def _next_message(worker: _Worker) -> tuple[str, Any]:
-    if not worker.connection.poll() and not worker.process.is_alive():
-        raise EOFError
-    kind, value = worker.connection.recv()
-    return kind, value
-
-
 def _serve(connection: Connection, work: str, cores: list[int], log_path: str) -> None:
     """The life of a worker. Its environment is set before anything large is imported."""
     os.setsid()  # the terminal's Ctrl-C reaches the parent alone, which passes it on once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _redirect_output(log_path)
+    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)  # what libraries print must not disturb the parent's table
+    os.dup2(descriptor, 2)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     if cores and hasattr(os, "sched_setaffinity"):
@@ -164,15 +158,6 @@ def _serve(connection: Connection, work: str, cores: list[int], log_path: str) -
         except EOFError:
             return
         connection.send(("done", function(task, report)))
-
-
-def _redirect_output(log_path: str) -> None:
-    """What libraries print must not disturb the parent's table."""
-    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
 
 
 def _leave_with_parent() -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
+from rl_lab.launch.local import PATIENCE
 from rl_lab.launch.pool import Event, Pool
 from rl_lab.launch.search import FAILED, FINISHED, PRUNED, Pruning, Search, Trial, make_search
 from rl_lab.launch.sweep_plan import SweepPlan
@@ -20,7 +21,6 @@ from rl_lab.types import ConfigError, RunError, did_you_mean
 from rl_lab.utils.processes import handled_by
 
 POLL_SECONDS = 0.25
-PATIENCE = 3  # this many Ctrl-C mean: do not wait for checkpoints any longer
 DEATHS = 2  # of a worker with the same run before the trial counts as failed
 FAILURES = 3  # trials that all failed before the sweep gives up
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
 from rl_lab.types import ConfigError, did_you_mean
 
-SAMPLERS = ("grid", "random", "tpe", "cmaes")
-PRUNERS = ("none", "median", "hyperband")
-SCORES = ("last", "best")
-DIRECTIONS = ("maximize", "minimize")
 RANGE_KEYS = ("low", "high", "log", "step", "count")
-DEFAULT_METRIC = "eval/episode_return_mean"
-DEFAULT_TRIALS = 20
 LEAST_PARALLEL = 4
 LARGEST_GRID = 100_000
+Reader = Callable[[Any, str], Any]
 CHANGEABLE = ("trials", "jobs", "minutes", "best_config")  # what a resumed sweep may change
 
 
@@ -84,16 +79,16 @@ class SweepPlan:
     """A checked sweep."""
 
     name: str
-    experiment: str | None
-    overrides: tuple[str, ...]  # of every trial and of the best config
-    trial_overrides: tuple[str, ...]  # of every trial alone: shorter runs, no videos
     parameters: tuple[Parameter, ...]
+    experiment: str | None = None
+    overrides: tuple[str, ...] = ()  # of every trial and of the best config
+    trial_overrides: tuple[str, ...] = ()  # of every trial alone: shorter runs, no videos
     sampler: str = "tpe"
     pruner: str = "none"
-    trials: int = DEFAULT_TRIALS
+    trials: int = 20
     seeds: tuple[int, ...] = (0,)
     seed: int = 0
-    metric: str = DEFAULT_METRIC
+    metric: str = "eval/episode_return_mean"
     score: str = "last"
     direction: str = "maximize"
     parallel: int = LEAST_PARALLEL
@@ -126,43 +121,24 @@ class SweepPlan:
         return [dict(zip(keys, point, strict=True)) for point in product(*axes)]
 
 
-FILE_KEYS = tuple(SweepPlan.__dataclass_fields__)
-
-
-def read_plan(content: Mapping[str, Any], *, place: str, default_name: str, default_jobs: int) -> SweepPlan:
-    """The plan that a file's content describes; whatever is wrong with it is refused here."""
+def read_plan(
+    content: Mapping[str, Any], *, place: str, default_name: str, default_jobs: int, overrides: Sequence[str] = ()
+) -> SweepPlan:
+    """The plan that a file's content and more overrides describe; whatever is wrong with it is refused here."""
     for key in content:
-        if key not in FILE_KEYS:
+        if key not in READERS:
             raise ConfigError(
-                f"{place}: {key} is not a key of a sweep.{did_you_mean(str(key), FILE_KEYS)} "
-                f"Keys: {', '.join(FILE_KEYS)}."
+                f"{place}: {key} is not a key of a sweep.{did_you_mean(str(key), READERS)} Keys: {', '.join(READERS)}."
             )
-    given = {key: value for key, value in content.items() if value is not None}
-    sampler = _one_of(given, "sampler", SAMPLERS, "tpe", place)
-    parameters = _read_parameters(given.get("parameters"), sampler, place)
-    jobs = _whole(given, "jobs", default_jobs, 1, place)
-    plan = SweepPlan(
-        name=str(given.get("name", default_name)),
-        experiment=str(given["experiment"]) if "experiment" in given else None,
-        overrides=_words(given, "overrides", place),
-        trial_overrides=_words(given, "trial_overrides", place),
-        parameters=parameters,
-        sampler=sampler,
-        pruner=_one_of(given, "pruner", PRUNERS, "none", place),
-        trials=_whole(given, "trials", DEFAULT_TRIALS, 1, place),
-        seeds=_read_seeds(given.get("seeds", 1), place),
-        seed=_whole(given, "seed", 0, 0, place),
-        metric=str(given.get("metric", DEFAULT_METRIC)),
-        score=_one_of(given, "score", SCORES, "last", place),
-        direction=_one_of(given, "direction", DIRECTIONS, "maximize", place),
-        parallel=_whole(given, "parallel", max(LEAST_PARALLEL, jobs), 1, place),
-        jobs=jobs,
-        minutes=_positive(given, "minutes", place),
-        best_config=str(given["best_config"]) if "best_config" in given else None,
-    )
+    given = {"parameters": {}, **{key: value for key, value in content.items() if value is not None}}
+    read: dict[str, Any] = {"name": default_name, "jobs": default_jobs}
+    read |= {key: READERS[key](value, f"{place}: {key}") for key, value in given.items()}
+    plan = SweepPlan(**{"parallel": max(LEAST_PARALLEL, read["jobs"]), **read})
+    plan = replace(plan, overrides=(*plan.overrides, *overrides))
     _check_name(plan.name, place)
     _check_keys(plan, place)
-    return _with_grid(plan, "trials" in given, place) if sampler == "grid" else plan
+    _check_parameters(plan, place)
+    return _with_grid(plan, "trials" in given, place) if plan.sampler == "grid" else plan
 
 
 def stored_plan(stored: Mapping[str, Any]) -> SweepPlan:
@@ -170,13 +146,6 @@ def stored_plan(stored: Mapping[str, Any]) -> SweepPlan:
     lists = {name: tuple(stored[name]) for name in ("overrides", "trial_overrides", "seeds")}
     parameters = tuple(Parameter(**{**each, "choices": tuple(each["choices"])}) for each in stored["parameters"])
     return SweepPlan(**{**stored, **lists, "parameters": parameters})
-
-
-def _words(given: Mapping[str, Any], key: str, place: str) -> tuple[str, ...]:
-    words = given.get(key, [])
-    if not isinstance(words, list) or not all(isinstance(word, str) and "=" in word for word in words):
-        raise ConfigError(f"{place}: {key} is {words!r}: write a list of words, such as [evaluation.episodes=5].")
-    return tuple(words)
 
 
 def _check_name(name: str, place: str) -> None:
@@ -211,26 +180,32 @@ def _with_grid(plan: SweepPlan, is_given: bool, place: str) -> SweepPlan:
     return replace(plan, trials=size)
 
 
-def _read_parameters(blocks: Any, sampler: str, place: str) -> tuple[Parameter, ...]:
-    if not isinstance(blocks, Mapping) or not blocks:
-        raise ConfigError(
-            f"{place}: parameters is {blocks!r}: write what to search over, such as "
-            "`parameters: {algorithm.discount: {low: 0.9, high: 0.999}}`."
-        )
-    parameters = tuple(_read_parameter(str(key), block, f"{place}: parameters.{key}") for key, block in blocks.items())
-    for parameter in parameters:
+def _check_parameters(plan: SweepPlan, place: str) -> None:
+    """What the sampler can search over."""
+    for parameter in plan.parameters:
         where = f"{place}: parameters.{parameter.key}"
-        if sampler == "cmaes" and parameter.is_choice:
+        if plan.sampler == "cmaes" and parameter.is_choice:
             raise ConfigError(
                 f"{where} is a list of choices, and CMA-ES searches over numbers: write a range, or `sampler: tpe`."
             )
-        if sampler == "grid" and not parameter.is_choice and parameter.step is None and parameter.count is None:
+        if plan.sampler == "grid" and not parameter.is_choice and parameter.step is None and parameter.count is None:
             raise ConfigError(f"{where} has no points for a grid: write a list, or add `step` or `count`.")
-        if sampler != "grid" and parameter.count is not None:
-            raise ConfigError(f"{where}.count is for `sampler: grid`: leave it out with {sampler}.")
-    if sampler == "cmaes" and len(parameters) < 2:
+        if plan.sampler != "grid" and parameter.count is not None:
+            raise ConfigError(f"{where}.count is for `sampler: grid`: leave it out with {plan.sampler}.")
+    if plan.sampler == "cmaes" and len(plan.parameters) < 2:
         raise ConfigError(f"{place}: CMA-ES needs at least two parameters: write `sampler: tpe` for one.")
-    return parameters
+
+
+# --- one key of the file each; `place` names it ---
+
+
+def _read_parameters(blocks: Any, place: str) -> tuple[Parameter, ...]:
+    if not isinstance(blocks, Mapping) or not blocks:
+        raise ConfigError(
+            f"{place} is {blocks!r}: write what to search over, such as "
+            "`parameters: {algorithm.discount: {low: 0.9, high: 0.999}}`."
+        )
+    return tuple(_read_parameter(str(key), block, f"{place}.{key}") for key, block in blocks.items())
 
 
 def _read_parameter(key: str, block: Any, place: str) -> Parameter:
@@ -278,31 +253,74 @@ def _number(value: Any) -> Any:
 
 
 def _read_seeds(value: Any, place: str) -> tuple[int, ...]:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+    if _is_whole(value, 1):
         return tuple(range(value))
-    is_list = isinstance(value, list) and value
-    if is_list and all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in value):
-        if len(set(value)) == len(value):
-            return tuple(value)
-    raise ConfigError(f"{place}: seeds is {value!r}: write how many (3 means 0, 1, 2), or a list of different seeds.")
+    if (
+        isinstance(value, list)
+        and value
+        and all(_is_whole(seed, 0) for seed in value)
+        and len(set(value)) == len(value)
+    ):
+        return tuple(value)
+    raise ConfigError(f"{place} is {value!r}: write how many (3 means 0, 1, 2), or a list of different seeds.")
 
 
-def _one_of(given: Mapping[str, Any], key: str, allowed: Sequence[str], default: str, place: str) -> str:
-    value = str(given.get(key, default))
-    if value not in allowed:
-        raise ConfigError(f"{place}: {key} is '{value}'.{did_you_mean(value, allowed)} Allowed: {', '.join(allowed)}.")
-    return value
+def _read_words(words: Any, place: str) -> tuple[str, ...]:
+    if not isinstance(words, list) or not all(isinstance(word, str) and "=" in word for word in words):
+        raise ConfigError(f"{place} is {words!r}: write a list of words, such as [evaluation.episodes=5].")
+    return tuple(words)
 
 
-def _whole(given: Mapping[str, Any], key: str, default: int, lowest: int, place: str) -> int:
-    value = given.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-        raise ConfigError(f"{place}: {key} is {value!r}: write a whole number of at least {lowest}.")
-    return value
+def _read_minutes(value: Any, place: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(f"{place} is {value!r}: write a number above 0.")
+    return float(value)
 
 
-def _positive(given: Mapping[str, Any], key: str, place: str) -> float | None:
-    value = given.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-        raise ConfigError(f"{place}: {key} is {value!r}: write a number above 0.")
-    return None if value is None else float(value)
+def _read_text(value: Any, place: str) -> str:
+    return str(value)
+
+
+def _one_of(*allowed: str) -> Reader:
+    def read(value: Any, place: str) -> str:
+        if value not in allowed:
+            raise ConfigError(
+                f"{place} is '{value}'.{did_you_mean(str(value), allowed)} Allowed: {', '.join(allowed)}."
+            )
+        return str(value)
+
+    return read
+
+
+def _at_least(lowest: int) -> Reader:
+    def read(value: Any, place: str) -> int:
+        if not _is_whole(value, lowest):
+            raise ConfigError(f"{place} is {value!r}: write a whole number of at least {lowest}.")
+        return int(value)
+
+    return read
+
+
+def _is_whole(value: Any, lowest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+
+
+READERS: dict[str, Reader] = {
+    "name": _read_text,
+    "experiment": _read_text,
+    "overrides": _read_words,
+    "trial_overrides": _read_words,
+    "parameters": _read_parameters,
+    "sampler": _one_of("grid", "random", "tpe", "cmaes"),
+    "pruner": _one_of("none", "median", "hyperband"),
+    "trials": _at_least(1),
+    "seeds": _read_seeds,
+    "seed": _at_least(0),
+    "metric": _read_text,
+    "score": _one_of("last", "best"),
+    "direction": _one_of("maximize", "minimize"),
+    "parallel": _at_least(1),
+    "jobs": _at_least(1),
+    "minutes": _read_minutes,
+    "best_config": _read_text,
+}

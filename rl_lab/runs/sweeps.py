@@ -17,7 +17,7 @@ from typing import Any
 
 from rl_lab.runs.files import MissingFile, read_text, readable_disk_errors, remove, sync_directory
 from rl_lab.runs.lock import RunLock, is_held
-from rl_lab.runs.metrics_file import read_metrics, series
+from rl_lab.runs.metrics_file import series
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import RunError, did_you_mean
 
@@ -98,21 +98,16 @@ class SweepDirectory:
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one line and wait until the disk has it; what a kill left half-written before it is cut off."""
         with readable_disk_errors(self.journal_path):
-            is_new = not self.journal_path.exists()
             with open(self.journal_path, "a+b") as file:
                 end = file.seek(0, os.SEEK_END)
                 file.seek(max(0, end - 1))
                 if end and file.read(1) != b"\n":
-                    file.truncate(_last_line_end(self.journal_path))
+                    file.truncate(self.journal_path.read_bytes().rfind(b"\n") + 1)
                 file.write(json.dumps(row).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            if is_new:
+            if not end:
                 sync_directory(self.path)
-
-
-def _last_line_end(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1
 
 
 def _parse(line: str) -> dict[str, Any]:
@@ -134,24 +129,6 @@ def open_sweep(name: str, runs_dir: Path) -> SweepDirectory:
     return sweep
 
 
-@dataclass(frozen=True)
-class RunScore:
-    """What a run says about the metric of a sweep."""
-
-    values: tuple[float, ...]  # every finite value, oldest first
-    score: float | None
-    logged: tuple[str, ...]  # names of all metrics, where this one never came
-
-
-def read_score(run: RunDirectory, metric: str, *, score: str, direction: str) -> RunScore:
-    """The last or the best value of a metric in a run's rows."""
-    rows = read_metrics(run.metrics_path)
-    values = tuple(finite_values(rows, metric))
-    if not values:
-        return RunScore((), None, tuple(sorted({name for row in rows for name in row if "/" in name})))
-    best = max(values) if direction == "maximize" else min(values)
-    return RunScore(values, values[-1] if score == "last" else best, ())
-
-
 def finite_values(rows: list[dict[str, Any]], metric: str) -> list[float]:
+    """The values of a metric in a run's rows, oldest first."""
     return [value for _, value in series(rows, metric) if math.isfinite(value)]

@@ -472,6 +472,15 @@ def test_tune_evaluates_for_its_pruner_but_leaves_that_out_of_the_best_config(he
     assert words_of(plan, {"algorithm.discount": 0.9}, is_trial=False) == ("algorithm.discount=0.9",)
 
 
+def test_tune_does_not_search_for_a_setting_that_is_given(rl: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(sweep_run, "start", lambda content, **options: seen.append((content, options)) or 0)
+    assert rl("tune", "ppo_cartpole", "algorithm.discount=0.98").code == 0
+    (content, options), shipped = seen[0], tuned(compose("ppo_cartpole"), None)["parameters"]
+    assert shipped.keys() - content["parameters"].keys() == {"algorithm.discount"}
+    assert options["overrides"] == ["algorithm.discount=0.98"] and content["name"] == "tune_ppo_cartpole"
+
+
 # --- wandb agent -------------------------------------------------------------------------------
 
 

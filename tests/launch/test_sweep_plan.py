@@ -70,6 +70,15 @@ def test_a_mistake_is_refused_with_its_cure(content: dict[str, Any], message: st
     assert message in str(caught.value) and str(caught.value).startswith("s.yaml")
 
 
+def test_overrides_of_the_command_line_are_checked_like_those_of_the_file() -> None:
+    content = {"parameters": RATE, "overrides": ["a.b=1"]}
+    options = {"place": "s.yaml", "default_name": "s", "default_jobs": 1}
+    assert read_plan(content, **options, overrides=["c.d=2"]).overrides == ("a.b=1", "c.d=2")
+    for word, message in (("seed=3", "seed is set by the sweep"), (f"{next(iter(RATE))}=1", "stands among")):
+        with pytest.raises(ConfigError, match=message):
+            read_plan(content, **options, overrides=[word])
+
+
 def test_a_grid_tries_every_combination_once() -> None:
     parameters = {"a": [1, 2], "b": {"low": 0.0, "high": 1.0, "count": 3}, "c": {"low": 1, "high": 5, "step": 2}}
     plan = read(sampler="grid", parameters=parameters)

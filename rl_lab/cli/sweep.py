@@ -24,7 +24,6 @@ from rl_lab.cli.parsing import (
     nearest,
     positive,
     quiet,
-    runs_dir_of,
     split_words,
 )
 
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError("say which sweep to show: rl-lab sweep show NAME")
         from rl_lab.cli.sweep_show import show
 
-        return show(names[1], runs_dir_of(arguments), as_json=arguments.json)
+        return show(names[1], arguments)
     if len(names) != 1:
         raise UsageError("say which file describes the sweep: rl-lab sweep FILE.yaml (docs/sweeps.md shows one)")
     file = Path(names[0])

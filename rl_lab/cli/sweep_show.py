@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from rl_lab.cli.printing import format_value, print_json, table
+from rl_lab.cli.parsing import runs_dir_of
+from rl_lab.cli.printing import answer, format_value, table
 from rl_lab.launch.search import FINISHED, Trial, best_of
 from rl_lab.launch.sweep import trial_from
 from rl_lab.launch.sweep_plan import SweepPlan, stored_plan
@@ -16,8 +19,8 @@ from rl_lab.utils.formatting import format_duration
 LEAST_TRIALS = 4  # finished ones, before shares of variance mean anything
 
 
-def show(name: str, runs_dir: Path, *, as_json: bool) -> int:
-    directory = open_sweep(name, runs_dir)
+def show(name: str, arguments: argparse.Namespace) -> int:
+    directory = open_sweep(name, runs_dir_of(arguments))
     stored, recorded = directory.read()
     plan = stored_plan(stored)
     trials = [trial_from(row) for _, row in sorted(recorded.items())]
@@ -26,21 +29,19 @@ def show(name: str, runs_dir: Path, *, as_json: bool) -> int:
     shares = importance([trial.parameters for trial in finished], [_score(trial) for trial in finished])
     shares = shares if len(finished) >= LEAST_TRIALS else {}
     pictures = draw(directory, plan, finished, shares)
-    if as_json:
-        facts = {"plan": stored, "trials": [asdict(trial) for trial in trials], "importance": shares}
-        print_json({**facts, "best": None if best is None else best.number, "pictures": pictures})
-        return 0
-    print(_table(plan, trials, best))
+    found = "no trial has finished yet"
     if best is not None:
         run_id = directory.run_id(best.number, plan.seeds[0])
-        print(f"\nbest: trial {best.number}, {plan.metric} {format_value(best.score)}, run {run_id}")
+        found = f"best: trial {best.number}, {plan.metric} {format_value(best.score)}, run {run_id}"
+    parts = [_table(plan, trials, best), found]
     if shares:
-        print("\nshare of the scores' variance that each parameter explains by itself")
-        print("\n".join(f"  {share:>5.0%}  {key}" for key, share in shares.items()))
+        lines = [f"  {share:>5.0%}  {key}" for key, share in shares.items()]
+        parts.append("\n".join(["share of the scores' variance that each parameter explains by itself", *lines]))
     if pictures:
-        print("\n" + "\n".join(f"picture: {path}" for path in pictures))
-    if not best:
-        print("\nno trial has finished yet")
+        parts.append("\n".join(f"picture: {path}" for path in pictures))
+    facts: dict[str, Any] = {"plan": stored, "trials": [asdict(trial) for trial in trials], "importance": shares}
+    facts |= {"best": None if best is None else best.number, "pictures": pictures}
+    answer(arguments, facts, "\n\n".join(parts), brief=[found])
     return 0
 
 

@@ -31,6 +31,27 @@ class Member:
     relay: Thread | None = field(default=None, repr=False)
 
 
+class Forwarding:
+    """Passes the first signal on, so that each training can save, and then only Ctrl-C: a person hurries, while job
+    queues and closing terminals send the same signal more than once."""
+
+    def __init__(self, send: Callable[[int], None], on_first: Callable[[], None]) -> None:
+        self.seen: list[int] = []
+        self._send = send
+        self._on_first = on_first
+
+    def __call__(self, number: int, frame: object) -> None:
+        if self.seen and number != signal.SIGINT:
+            return
+        self.seen.append(number)
+        if len(self.seen) == 1:
+            self._on_first()
+        self._send(signal.SIGKILL if len(self.seen) >= PATIENCE else number)
+
+    def first(self) -> int | None:
+        return self.seen[0] if self.seen else None
+
+
 def default_jobs() -> int:
     """Half the cores we may use: a training is one busy thread plus environments and writers."""
     return max(1, available_cores() // 2)
@@ -47,20 +68,19 @@ class Supervisor:
     ) -> None:
         self.members = members
         self.jobs = jobs
-        self.signals_seen: list[int] = []
         self._show = show
-        self._on_signal = on_signal
+        self._signals = Forwarding(self._send, on_signal)
 
     def run(self) -> int | None:
         """Until every process has ended; the number of the signal that cut the sweep short, if one did."""
         waiting = list(self.members)
-        with handled_by(self._forward):
-            while (waiting and not self.signals_seen) or self._running():
-                while waiting and not self.signals_seen and len(self._running()) < self.jobs:
+        with handled_by(self._signals):
+            while (waiting and not self._signals.seen) or self._running():
+                while waiting and not self._signals.seen and len(self._running()) < self.jobs:
                     self._start(waiting.pop(0))
                 self._collect_ended()
                 time.sleep(POLL_SECONDS)
-        return self.signals_seen[0] if self.signals_seen else None
+        return self._signals.first()
 
     def _running(self) -> list[Member]:
         return [member for member in self.members if member.process is not None and member.exit_code is None]
@@ -94,12 +114,7 @@ class Supervisor:
                 member.seconds = time.monotonic() - member.started
                 member.exit_code = exit_code
 
-    def _forward(self, number: int, frame: object) -> None:
-        if self.signals_seen and number != signal.SIGINT:
-            return  # only a person hurries: job queues and closing terminals send the same signal more than once
-        self.signals_seen.append(number)
-        if len(self.signals_seen) == 1:
-            self._on_signal()
+    def _send(self, number: int) -> None:
         for member in self._running():
             assert member.process is not None
-            member.process.send_signal(signal.SIGKILL if len(self.signals_seen) >= PATIENCE else number)
+            member.process.send_signal(number)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
-from rl_lab.launch.local import PATIENCE
+from rl_lab.launch.local import Forwarding
 from rl_lab.launch.pool import Event, Pool
 from rl_lab.launch.search import FAILED, FINISHED, PRUNED, Pruning, Search, Trial, make_search
 from rl_lab.launch.sweep_plan import SweepPlan
@@ -61,7 +61,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self.trials: list[Trial] = []
-        self.signals_seen: list[int] = []
+        self._forward = Forwarding(self._interrupt, self.on_signal)
         self.is_out_of_time = False
         self._search: Search = make_search(self.plan)
         self._told = 0
@@ -84,10 +84,10 @@ class Sweep:
                     self.is_out_of_time = True
                     self.pool.interrupt()
                 self.show(self.trials)
-        return self.signals_seen[0] if self.signals_seen else None
+        return self._forward.first()
 
     def _is_stopping(self) -> bool:
-        return bool(self.signals_seen) or self.is_out_of_time
+        return bool(self._forward.seen) or self.is_out_of_time
 
     # --- what runs next ---
 
@@ -100,7 +100,8 @@ class Sweep:
             task = self._queue.pop(0)
             is_reporting = self.plan.pruner != "none" and task.seed == self.plan.seeds[0]
             if is_reporting:
-                self._prunings[task.trial.number] = self._pruning(task.trial)
+                number = task.trial.number
+                self._prunings[number] = Pruning(self.plan, number, self.trials[: self.plan.known_before(number)])
             payload = self.payload(task, is_reporting)
             self._tasks[payload] = task
             self.pool.submit(payload)
@@ -125,17 +126,9 @@ class Sweep:
             if trial.state == FAILED and self.is_retried(trial):
                 trial = Trial(number, trial.parameters)
         self.trials.append(trial)
-        if not trial.has_ended:
-            self._queue.append(Task(trial, self._next_seed(trial)))
-            if self.plan.pruner == "none":  # a pruned trial spares its other seeds
-                rest = [seed for seed in self.plan.seeds if seed not in trial.seed_scores][1:]
-                self._queue += [Task(trial, seed) for seed in rest]
-
-    def _next_seed(self, trial: Trial) -> int:
-        return next(seed for seed in self.plan.seeds if seed not in trial.seed_scores)
-
-    def _pruning(self, trial: Trial) -> Pruning:
-        return Pruning(self.plan, trial.number, self.trials[: self.plan.known_before(trial.number)])
+        if not trial.has_ended:  # with a pruner one seed after the other: a pruned trial spares the rest
+            seeds = self.plan.seeds if self.plan.pruner == "none" else self.plan.seeds[:1]
+            self._queue += [Task(trial, seed) for seed in seeds]
 
     # --- what came of it ---
 
@@ -195,7 +188,7 @@ class Sweep:
             trial.score = fmean(trial.seed_scores[seed] for seed in self.plan.seeds)
             self._end(trial, FINISHED)
         elif self.plan.pruner != "none":
-            self._queue.insert(0, Task(trial, self._next_seed(trial)))
+            self._queue.insert(0, Task(trial, self.plan.seeds[len(trial.seed_scores)]))
 
     def _end(self, trial: Trial, state: str, message: str = "") -> None:
         trial.state, trial.message = state, message
@@ -213,15 +206,8 @@ class Sweep:
                     f"The first {len(ended)} trials failed, so the sweep stops. Trial {trial.number}: {message}"
                 )
 
-    def _forward(self, number: int, frame: object) -> None:
-        if self.signals_seen and number != signal.SIGINT:
-            return  # only a person hurries
-        self.signals_seen.append(number)
-        if len(self.signals_seen) == 1:
-            self.on_signal()
-            self.pool.interrupt()
-        elif len(self.signals_seen) >= PATIENCE:
-            self.pool.interrupt(signal.SIGKILL)
+    def _interrupt(self, number: int) -> None:
+        self.pool.interrupt(signal.SIGKILL if number == signal.SIGKILL else signal.SIGTERM)  # whoever asks: save, leave
 
 
 def trial_from(row: Mapping[str, Any]) -> Trial:

@@ -9,8 +9,8 @@ and torch.tanh take twice as long again. Here all layers of all networks that re
 tanh and relu know their derivative from their own output, so nothing but the h_i is kept. A loss that knows its
 gradient by the networks' outputs joins the same node (`differentiate`), or needs none (`gradients_by_parameter`).
 
-All of it works on numpy arrays, whose calls cost less than torch's: those of parameters are views of their memory,
-taken anew by every call and only read. No memory is shared between calls.
+All of it works on numpy arrays, whose calls cost less than torch's: those of parameters are views of their memory, only
+read, and taken anew where a parameter lies elsewhere. No memory is shared between calls.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 
 from rl_lab.kernels.door import FastPath, has_hooks, is_unchanged
+from rl_lab.kernels.remembered import remembered
 
 FEWEST_ROWS = 64  # to learn from; below, calling Python from the backward pass costs more than it saves
 FEWEST_ROWS_OF_A_LOSS = 16  # whose own operations are saved as well
@@ -56,6 +57,7 @@ class Networks(NamedTuple):
     parameters: list[Tensor]
 
 
+@remembered
 def plain_mlp(module: Any) -> Networks | None:
     """The network of an `MLP`; None where it is not made of plain layers with tanh or relu."""
     if not is_unchanged(module, "rl_lab.components.networks.encoders:MLP", "forward") or module.norms is not None:
@@ -73,6 +75,7 @@ def plain_mlp(module: Any) -> Networks | None:
     return Networks([Network(arrays[::2], arrays[1::2], activation is torch.tanh, len(hidden))], parameters)
 
 
+@remembered
 def plain_ensemble(module: Any) -> Networks | None:
     """The networks of an `EnsembleMLP`; None where they have norms or other activations than tanh and relu."""
     is_one = is_unchanged(module, "rl_lab.components.networks.ensemble:EnsembleMLP", "forward")

@@ -23,7 +23,7 @@ from rl_lab.kernels.cpu_mlp import (
 )
 from rl_lab.kernels.door import FastPath, is_unchanged
 from rl_lab.kernels.squashed import draw, draw_backward
-from rl_lab.types import LossOutput
+from rl_lab.types import LossOutput, PolicyStep
 
 _HEADS = "rl_lab.components.heads."
 _SOFT = f"{_HEADS}soft_actor_critic:"
@@ -112,17 +112,23 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
     if parts is None or not learns_from(batch[parts.key], (workflow.n_step + 1) * FEWEST_ROWS_OF_A_LOSS):
         return NotImplemented
     learning, slow = parts.learning, parts.slow
-    transition, following = workflow.transitions(batch)
-    rows, action = batch[parts.key].numpy()[:, 0], batch["action"].numpy()[:, 0]
-    next_rows, every = following[parts.key].numpy(), np.arange(len(rows))
+    observed = batch[parts.key].numpy()
+    rows, action = observed[:, 0], batch["action"].numpy()[:, 0]
+    every, mask = np.arange(len(rows)), None
+    if workflow.n_step == 1 and workflow.reward_clip is None and "action_mask" not in batch:
+        next_rows, reward = observed[:, 1], batch["reward"].numpy()[:, 1]
+        discount = np.where(batch["is_terminal"].numpy()[:, 1], np.float32(0.0), np.float32(workflow.discount))
+    else:
+        transition, following = workflow.transitions(batch)
+        next_rows, mask = following[parts.key].numpy(), following.get("action_mask")
+        reward, discount = transition["reward"].numpy(), transition["discount"].numpy()
     next_values = _q_values([forward(each.members[0], next_rows) for each in slow])
     chooser = next_values
     if workflow.double:
         chooser = _q_values([forward(each.members[0], next_rows) for each in learning])
-    if "action_mask" in following:
-        chooser = np.where(following["action_mask"].bool().numpy(), chooser, -np.inf)
-    chosen = next_values[every, chooser.argmax(axis=1)]
-    target = transition["reward"].numpy() + transition["discount"].numpy() * chosen
+    if mask is not None:
+        chooser = np.where(mask.bool().numpy(), chooser, -np.inf)
+    target = reward + discount * next_values[every, chooser.argmax(axis=1)]
 
     reached = [forward(each.members[0], rows) for each in learning]
     values, limit = _q_values(reached), workflow.head.huber_threshold
@@ -162,34 +168,41 @@ class _QParts(NamedTuple):
 
 def _q_parts(workflow: Any) -> _QParts | None:
     """None where there is more to it."""
-    normalizer, target = workflow.observation_normalizer, workflow.target
+    target = workflow.target
     if not is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions", "learn", "gradient_step"):
         return None
     if not is_unchanged(workflow.optimizer, "rl_lab.training.optimizer:Optimizer", "apply"):
         return None
-    if not is_unchanged(normalizer, _NORMALIZER, "forward") or normalizer.keys:
-        return None
     if not is_unchanged(target, "rl_lab.training.target_network:TargetNetwork", "forward"):
         return None
-    found: list[Any] = []
-    for network in (workflow.network, vars(target)["_modules"]["module"]):
-        if not is_unchanged(network, "torch.nn:Sequential", "forward") or len(network) != 2:
-            return None
-        encoder, head = vars(network)["_modules"].values()
-        if not is_unchanged(encoder, _ENCODER, "forward") or encoder.has_layers or encoder.plain_key is None:
-            return None
-        if not found and head is not workflow.head:
-            return None
-        found += (encoder.plain_key, _q_networks(head))
-    return None if found[1] is None or found[3] is None else _QParts(found[0], found[1], found[3])
+    learning, slow = _learning_network(workflow), _q_network(vars(target)["_modules"]["module"])
+    return None if learning is None or slow is None else _QParts(learning[0], learning[1], slow[1])
 
 
-def _q_networks(head: Any) -> list[Networks] | None:
+def _learning_network(workflow: Any) -> tuple[str, list[Networks]] | None:
+    """The one key that the network reads as it was observed, and what it consists of."""
+    normalizer = workflow.observation_normalizer
+    if not is_unchanged(normalizer, _NORMALIZER, "forward", "update") or vars(normalizer)["keys"]:
+        return None
+    network = workflow.network
+    return _q_network(network) if next(reversed(vars(network)["_modules"].values())) is workflow.head else None
+
+
+def _q_network(network: Any) -> tuple[str, list[Networks]] | None:
+    if not is_unchanged(network, "torch.nn:Sequential", "forward"):
+        return None
+    layers = vars(network)["_modules"]
+    if len(layers) != 2:
+        return None
+    encoder, head = layers.values()
+    seen = vars(encoder)
+    if not is_unchanged(encoder, _ENCODER, "forward") or seen["has_layers"] or seen["plain_key"] is None:
+        return None
     if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics", "_by_action"):
         return None
     modules = vars(head)["_modules"]
-    found = [plain_mlp(network) for network in (modules["advantage"], modules.get("value")) if network is not None]
-    return None if None in found else found  # type: ignore[return-value]
+    found = [plain_mlp(each) for each in (modules["advantage"], modules.get("value")) if each is not None]
+    return None if None in found else (seen["plain_key"], found)  # type: ignore[return-value]
 
 
 DQN_LOSS = FastPath(
@@ -200,6 +213,7 @@ DQN_LOSS = FastPath(
         *(f"{_HEADS}q_values:QValues.{name}" for name in ("values", "loss", "metrics")),
         f"{_ENCODER}.forward",
         "rl_lab.training.target_network:TargetNetwork.forward",
+        "rl_lab.workflows.dqn:DQN.transitions",
         _MLP,
         "rl_lab.workflows.dqn:DQN.learn",  # from here on: what hands the gradients on
         "rl_lab.workflows.base:Workflow.gradient_step",
@@ -299,4 +313,31 @@ def _sample(policy: Any) -> Tensor:
     return torch.from_numpy((policy.logits.detach().numpy() - np.log(noise.numpy())).argmax(axis=-1))
 
 
+def _dqn_act(workflow: Any, time_step: Any, state: Any, *, mode: str) -> PolicyStep:
+    """While training, without a mask, for values straight from one observed vector."""
+    if mode != "train" or "action_mask" in time_step.observation:
+        return NotImplemented
+    is_ours = is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "act", "count_in_statistics")
+    parts = _learning_network(workflow) if is_ours else None
+    if parts is None or torch.is_grad_enabled() or not is_plain(time_step.observation[parts[0]]):
+        return NotImplemented
+    rows = time_step.observation[parts[0]].numpy()
+    values = _q_values([forward(each.members[0], rows) for each in parts[1]])
+    anything = torch.rand(values.shape).numpy().argmax(axis=1)
+    explores = torch.rand(len(values)).numpy() < workflow._acting_epsilon
+    return PolicyStep(torch.from_numpy(np.where(explores, anything, values.argmax(axis=1))))
+
+
 CATEGORICAL_SAMPLE = FastPath(_sample, (f"{_HEADS}distributions:Categorical.sample",))
+DQN_ACT = FastPath(
+    _dqn_act,
+    (
+        "rl_lab.workflows.dqn:DQN.act",
+        "rl_lab.workflows.dqn:DQN.count_in_statistics",
+        *(f"{_NORMALIZER}.{name}" for name in ("forward", "update")),
+        f"{_ENCODER}.forward",
+        *(f"{_HEADS}q_values:ActionNetwork.{name}" for name in ("forward", "_by_action")),
+        f"{_HEADS}q_values:QValues.values",
+        _MLP,
+    ),
+)

@@ -124,6 +124,8 @@ def forward(network: Network, rows: np.ndarray) -> list[np.ndarray]:
         if index < network.active_layers:
             if network.is_tanh:
                 np.tanh(rows, out=rows)  # on the same memory, six times as fast as torch.tanh
+            elif rows.size <= MOST_NUMBERS:
+                np.maximum(rows, 0.0, out=rows)
             else:
                 _tensor(rows).relu_()
         reached.append(rows)

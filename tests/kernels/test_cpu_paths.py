@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +23,7 @@ from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.kernels import door
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.target_network import TargetNetwork
-from rl_lab.types import ActionSpec, ArraySpec
+from rl_lab.types import ActionSpec, ArraySpec, TimeStep
 from rl_lab.workflows.dqn import DQN
 from rl_lab.workflows.ppo import ppo_loss
 from rl_lab.workflows.sac import critic_loss, policy_loss
@@ -106,6 +108,20 @@ def dqn(
     return make
 
 
+def dqn_act(*, mode: str = "train", mask: bool = False, **settings: Any) -> Callable[[Inputs], Call]:
+    def make(inputs: Inputs) -> Call:
+        workflow = dqn(**settings)(inputs).formula.__self__  # type: ignore[attr-defined]
+        workflow._acting_epsilon = 0.5
+        observation = {"vector": inputs.normal(5)}
+        if mask:
+            observation["action_mask"] = torch.ones(inputs.rows, 4, dtype=torch.bool)
+        flags = [torch.zeros(inputs.rows, dtype=torch.bool)] * 3
+        time_step = TimeStep(observation, inputs.normal(), *flags)
+        return Call(torch.no_grad()(workflow.act), (time_step, None), {"mode": mode}, modules=[workflow.network])
+
+    return make
+
+
 def sac_critic(*, weighted: bool, **settings: Any) -> Callable[[Inputs], Call]:
     def make(inputs: Inputs) -> Call:
         critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8), **settings))
@@ -170,6 +186,8 @@ CASES: dict[str, tuple[str, Callable[[Inputs], Call], int]] = {  # path, call, f
     "dqn": (f"{LOSSES}DQN_LOSS", dqn(), 64),
     "dqn, single, squared": (f"{LOSSES}DQN_LOSS", dqn(double=False, huber=None), 64),
     "dqn, dueling, weighted, 3 steps": (f"{LOSSES}DQN_LOSS", dqn(dueling=True, weighted=True, n_step=3), 64),
+    "dqn acting": (f"{LOSSES}DQN_ACT", dqn_act(), 1),
+    "dqn acting, dueling": (f"{LOSSES}DQN_ACT", dqn_act(dueling=True), 1),
     "sac critic": (f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=False), 64),
     "sac critic, weighted": (f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=True), 64),
     "sac policy": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(), 64),
@@ -239,6 +257,56 @@ def test_what_the_fast_sac_losses_know_of_critics(
 
 def test_the_fast_dqn_loss_does_not_know_normalised_observations() -> None:
     check(f"{LOSSES}DQN_LOSS", dqn(normalizer="rolling"), Variant(), is_used=False)
+
+
+@pytest.mark.parametrize("other", [{"mode": "eval"}, {"mask": True}, {"normalizer": "rolling"}], ids=str)
+def test_what_the_fast_dqn_policy_does_not_know_runs_as_it_is_written(other: dict[str, Any]) -> None:
+    check(f"{LOSSES}DQN_ACT", dqn_act(**other), Variant(), is_used=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda network: setattr(network, "activation", torch.tanh),
+        lambda network: setattr(network, "activation", torch.sin),
+        lambda network: setattr(network.hidden[1], "weight", nn.Parameter(2.0 * network.hidden[1].weight.detach())),
+        lambda network: setattr(network.hidden[1].weight, "data", 2.0 * network.hidden[1].weight.data),
+        lambda network: setattr(network.hidden[1].weight, "data", network.hidden[1].weight.data.t()),
+        lambda network: network.hidden[1].weight.data.mul_(2.0),
+        lambda network: setattr(network.output, "bias", None),
+        lambda network: network.hidden.append(nn.Linear(8, 8)),
+        lambda network: network.hidden.__setitem__(0, nn.Linear(5, 8)),
+        lambda network: setattr(network, "output", None),
+        lambda network: setattr(network.output, "forward", lambda features: 3.0 * features),
+        lambda network: setattr(network.output, "__class__", type("Tripled", (nn.Linear,), {"forward": _tripled})),
+        lambda network: network.output.register_forward_hook(lambda module, given, output: 2.0 * output),
+        lambda network: network.register_forward_pre_hook(lambda module, given: (2.0 * given[0],)),
+        lambda network: network.double().float(),
+    ],
+)
+def test_whatever_changes_on_a_network_that_was_read_before_is_noticed(change: Callable[[Any], Any]) -> None:
+    network, rows = MLP(input_size=5, hidden_sizes=(8, 8), output_size=2, activation="relu"), torch.randn(64, 5)
+    door.open_door(True)
+    with torch.no_grad():
+        network(rows)
+        assert door.in_use()
+        change(network)
+        fast = network(rows)
+        with door.plain_formulas():
+            torch.testing.assert_close(fast, network(rows))
+
+
+def test_a_network_that_was_read_is_not_kept_alive() -> None:
+    network = MLP(input_size=5, hidden_sizes=(8,), output_size=2)
+    network(torch.randn(64, 5))
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None
+
+
+def _tripled(layer: nn.Linear, features: Tensor) -> Tensor:
+    return 3.0 * nn.Linear.forward(layer, features)
 
 
 def test_hooks_and_other_activations_are_respected() -> None:

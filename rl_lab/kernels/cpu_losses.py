@@ -227,10 +227,14 @@ DQN_LOSS = FastPath(
 
 
 def _critic_loss(
-    critic: Any, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """d/dQ_i = 2 w (Q_i - target) / (E B)"""
-    networks = _critics(critic) if learns_from(features) and not target.requires_grad else None
+    workflow: Any, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
+) -> LossOutput:
+    """d/dQ_i = 2 w (Q_i - target) / (E B)
+
+    The result brings the gradients with it, unless the features learn too.
+    """
+    fits = learns_from(features) and not target.requires_grad and _takes_gradients(workflow, "critic")
+    networks = _critics(workflow.critic) if fits else None
     if networks is None:
         return NotImplemented
 
@@ -241,44 +245,59 @@ def _critic_loss(
         by_outputs = (weighted * (2.0 / error.numel())).unsqueeze(-1)
         return [(error * weighted).mean()], [list(by_outputs.unbind())], values
 
-    (total,), values = differentiate([networks], torch.cat((features, action), dim=1), loss)
-    return total, values
+    rows = torch.cat((features, action), dim=1)
+    if features.requires_grad:
+        (total,), values = differentiate([networks], rows, loss)
+        return LossOutput({"critic": total}, aux={"values": values})
+    reached = [forward(member, rows.numpy()) for member in networks.members]
+    (total,), (by_outputs,), values = loss([torch.from_numpy(each[-1]) for each in reached])
+    gradients = gradients_by_parameter([networks], reached, [each.numpy() for each in by_outputs])  # type: ignore[union-attr]
+    return LossOutput({"critic": total}, {}, {"values": values}, gradients)
 
 
 def _policy_loss(
-    actor: Any, critic: Any, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Each row's value comes from its least critic alone, so its gradient goes back through that one network."""
+    workflow: Any, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None = None
+) -> LossOutput:
+    """Each row's value comes from its least critic alone, so its gradient goes back through that one network. The
+    result brings the gradients of the actor with it."""
     learns_more = features.requires_grad or temperature.requires_grad or noise.requires_grad
-    critics = _critics(critic) if learns_from(features) and not learns_more else None
-    is_ours = is_unchanged(actor, f"{_SOFT}SoftActor", "forward") and actor.is_continuous
-    networks = plain_ensemble(actor.network) if is_ours else None
+    fits = learns_from(features) and not learns_more and _takes_gradients(workflow, "actor")
+    actor, critic = workflow.actor, workflow.critic
+    critics = _critics(critic) if fits and is_unchanged(actor, f"{_SOFT}SoftActor", "forward") else None
+    networks = plain_ensemble(actor.network) if critics is not None and actor.is_continuous else None
     if critics is None or networks is None or critic.target_subset is not None:
         return NotImplemented
-    rows, (lowest, highest) = len(features), actor.log_std_bounds
+    rows, seen, (lowest, highest) = len(features), features.numpy(), actor.log_std_bounds
+    reached = forward(networks.members[0], seen)
+    mean, unbounded = torch.from_numpy(reached[-1]).chunk(2, dim=1)
+    action, entropy, spread = draw(mean, F.hardtanh(unbounded, lowest, highest), noise)
 
-    def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, Tensor]:
-        mean, unbounded = outputs[0].chunk(2, dim=1)
-        action, entropy, spread = draw(mean, F.hardtanh(unbounded, lowest, highest), noise)
-        read = torch.cat((features, action), dim=1).numpy()
-        reached = [forward(member, read) for member in critics.members]
-        value, least = torch.from_numpy(np.concatenate([each[-1] for each in reached], axis=1)).min(dim=1)
-        d_action = torch.empty_like(action)
-        for index, member in enumerate(critics.members):
-            own = (least == index).numpy().nonzero()[0]
-            layers = [layer.take(own, axis=0) for layer in reached[index]]
-            back = backward(member, layers, np.full((len(own), 1), -1.0 / rows, np.float32), wants_rows=True)
-            assert back is not None
-            d_action.numpy()[own] = back[:, features.shape[1] :]
-        by_entropy = (temperature * (-1.0 / rows)).expand(rows)
-        d_mean, d_log_std = draw_backward(d_action, by_entropy, action, spread)
-        d_log_std = d_log_std * ((unbounded > lowest) & (unbounded < highest))
-        mean_entropy = entropy.mean()
-        total = -(value.mean() + temperature * mean_entropy)
-        return [total], [[torch.cat((d_mean, d_log_std), dim=1)]], mean_entropy
+    read = np.concatenate((seen, action.numpy()), axis=1)
+    valued = [forward(member, read) for member in critics.members]
+    values = np.concatenate([each[-1] for each in valued], axis=1)
+    least = values.argmin(axis=1)
+    d_action = np.empty(action.shape, np.float32)
+    for index, member in enumerate(critics.members):
+        own = (least == index).nonzero()[0]
+        layers = [layer.take(own, axis=0) for layer in valued[index]]
+        back = backward(member, layers, np.full((len(own), 1), -1.0 / rows, np.float32), wants_rows=True)
+        assert back is not None
+        d_action[own] = back[:, features.shape[1] :]
+    by_entropy = (temperature * (-1.0 / rows)).expand(rows)
+    d_mean, d_log_std = draw_backward(torch.from_numpy(d_action), by_entropy, action, spread)
+    d_log_std = d_log_std * ((unbounded > lowest) & (unbounded < highest))
+    by_output = torch.cat((d_mean, d_log_std), dim=1).numpy()
+    mean_entropy = entropy.mean()
+    total = -(torch.from_numpy(values.min(axis=1)).mean() + temperature * mean_entropy)
+    gradients = gradients_by_parameter([networks], [reached], [by_output])
+    return LossOutput({"policy": total}, {"controller/entropy": mean_entropy}, {}, gradients)
 
-    (total,), entropy = differentiate([networks], features, loss)
-    return total, entropy
+
+def _takes_gradients(workflow: Any, optimizer: str) -> bool:
+    """Whether the gradients that a loss brings with it reach the parameters as those of its graph would."""
+    methods = ("critic_loss", "policy_loss", "learn", "improve_policy", "gradient_step")
+    is_ours = is_unchanged(workflow, "rl_lab.workflows.sac:SAC", *methods)
+    return is_ours and is_unchanged(workflow.optimizers[optimizer], "rl_lab.training.optimizer:Optimizer", "apply")
 
 
 def _critics(critic: Any) -> Networks | None:
@@ -287,11 +306,20 @@ def _critics(critic: Any) -> Networks | None:
     return plain_ensemble(critic.networks) if is_ours else None
 
 
-SAC_CRITIC_LOSS = FastPath(_critic_loss, ("rl_lab.workflows.sac:critic_loss", f"{_SOFT}TwinCritic.forward", _ENSEMBLE))
+_HANDED_ON = (
+    "rl_lab.workflows.sac:SAC.learn",
+    "rl_lab.workflows.sac:SAC.improve_policy",
+    "rl_lab.workflows.base:Workflow.gradient_step",
+    "rl_lab.types:LossOutput.total",
+    "rl_lab.training.optimizer:Optimizer.apply",
+)
+SAC_CRITIC_LOSS = FastPath(
+    _critic_loss, ("rl_lab.workflows.sac:SAC.critic_loss", f"{_SOFT}TwinCritic.forward", _ENSEMBLE, *_HANDED_ON)
+)
 SAC_POLICY_LOSS = FastPath(
     _policy_loss,
     (
-        "rl_lab.workflows.sac:policy_loss",
+        "rl_lab.workflows.sac:SAC.policy_loss",
         *(
             f"{_SOFT}{name}"
             for name in ("SoftActor.forward", "TwinCritic.forward", "TwinCritic.expect", "TwinCritic.combine")
@@ -299,6 +327,7 @@ SAC_POLICY_LOSS = FastPath(
         f"{_HEADS}distributions:SquashedGaussian.rsample_with_log_prob",
         f"{_HEADS}distributions:DiagonalGaussian.draw",
         _ENSEMBLE,
+        *_HANDED_ON,
     ),
 )
 

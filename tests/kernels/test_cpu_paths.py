@@ -26,7 +26,7 @@ from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import ActionSpec, ArraySpec, TimeStep
 from rl_lab.workflows.dqn import DQN
 from rl_lab.workflows.ppo import ppo_loss
-from rl_lab.workflows.sac import critic_loss, policy_loss
+from rl_lab.workflows.sac import SAC
 
 CPU = "rl_lab.kernels.cpu_mlp:"
 LOSSES = "rl_lab.kernels.cpu_losses:"
@@ -122,13 +122,20 @@ def dqn_act(*, mode: str = "train", mask: bool = False, **settings: Any) -> Call
     return make
 
 
-def sac_critic(*, weighted: bool, **settings: Any) -> Callable[[Inputs], Call]:
+def sac(**parts: nn.Module) -> SAC:
+    workflow = SAC()
+    workflow.optimizers = {name: Optimizer(parameters=[part]) for name, part in parts.items()}
+    vars(workflow).update(parts)
+    return workflow
+
+
+def sac_critic(*, weighted: bool, learns: bool = False, **settings: Any) -> Callable[[Inputs], Call]:
     def make(inputs: Inputs) -> Call:
         critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8), **settings))
         weight = inputs.uniform() if weighted else None
-        features = inputs.normal(5, requires_grad=True)
-        args = (critic, features, inputs.uniform(3) * 2 - 1, inputs.normal(), weight)
-        return Call(critic_loss, args, modules=[critic], leaves=[features])
+        features = inputs.normal(5, requires_grad=learns)
+        args = (features, inputs.uniform(3) * 2 - 1, inputs.normal(), weight)
+        return Call(sac(critic=critic).critic_loss, args, modules=[critic], leaves=[features])
 
     return make
 
@@ -152,8 +159,8 @@ def sac_policy(*, chosen: int | None = None, **settings: Any) -> Callable[[Input
                 critic.networks.weights[0][0, 0] = critic.networks.biases[0][0, 0, 0] = 0.0
                 features[:, 0] = 0.0
                 features[:chosen, 0] = 100.0
-        args = (actor, critic, features, inputs.normal(3), torch.tensor(0.3))
-        return Call(policy_loss, args, modules=[actor])
+        args = (features, inputs.normal(3), torch.tensor(0.3))
+        return Call(sac(actor=actor, critic=critic).policy_loss, args, modules=[actor])
 
     return make
 
@@ -189,6 +196,7 @@ CASES: dict[str, tuple[str, Callable[[Inputs], Call], int]] = {  # path, call, f
     "dqn acting": (f"{LOSSES}DQN_ACT", dqn_act(), 1),
     "dqn acting, dueling": (f"{LOSSES}DQN_ACT", dqn_act(dueling=True), 1),
     "sac critic": (f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=False), 64),
+    "sac critic, features learn": (f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=False, learns=True), 64),
     "sac critic, weighted": (f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=True), 64),
     "sac policy": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(), 64),
     "sac policy, one row of one critic": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(chosen=1), 64),
@@ -440,6 +448,6 @@ def test_gradients_that_only_the_formula_knows_are_not_lost() -> None:
     def learnt_temperature(inputs: Inputs) -> Call:
         call = sac_policy()(inputs)
         temperature = torch.tensor(0.3, requires_grad=True)
-        return Call(call.formula, (*call.args[:4], temperature), modules=call.modules, leaves=[temperature])
+        return Call(call.formula, (*call.args[:2], temperature), modules=call.modules, leaves=[temperature])
 
     check(f"{LOSSES}SAC_POLICY_LOSS", learnt_temperature, Variant(), is_used=False)

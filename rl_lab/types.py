@@ -188,7 +188,12 @@ class Counts:
     updates: int = 0  # batches taken through every update hook of a phase
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(own + others for own, others in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return Counts(
+            self.env_frames + other.env_frames,
+            self.agent_steps + other.agent_steps,
+            self.episodes + other.episodes,
+            self.updates + other.updates,
+        )
 
     def as_dict(self) -> dict[str, int]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -83,7 +83,9 @@ class Replay:
         self._answered = 0  # the time of the next row to be answered
         self._forgotten = 0  # rows before this time have been cleared
         self._registered = 0  # `_rows_stored` was called with the rows before this time
-        self._ready_between: tuple[int, int] | None = None  # the times between which `ready` found enough
+        self._ready_while: tuple[int, int] | None = (
+            None  # `_forgotten` then, and the last `_begin` that still has a start
+        )
         self._waiting: list[Batch] = []  # answered rows that are not in the ring yet, oldest first
         self._most_waiting = 1
         self._pending: Batch = {}  # the pending row; empty when there is none
@@ -239,10 +241,14 @@ class Replay:
 
     def ready(self) -> bool:
         self._store_waiting()
-        if self._ready_between == (self._forgotten, self._end):  # no rows came or went since the last answer
+        known, begin = self._ready_while, self._begin
+        if (
+            known is not None and known[0] == self._forgotten and begin <= known[1]
+        ):  # rows only came since the last answer
             return True
         is_ready = self.num_rows >= self.minimum_rows and self._num_starts > 0 and self._has_start()
-        self._ready_between = (self._forgotten, self._end) if is_ready else None
+        oldest_start = max(begin, begin + self._num_starts - _STARTS_LOOKED_AT)
+        self._ready_while = (self._forgotten, oldest_start) if is_ready else None
         return is_ready
 
     def _has_start(self) -> bool:
@@ -365,7 +371,7 @@ class Replay:
             )
         self._answered, self._forgotten = state["answered"], state["forgotten"]
         self._pending = dict.fromkeys(state["pending_keys"], torch.empty(0))  # read from the ring once it is there
-        self._waiting, self._registered, self._ready_between = [], self._end, None
+        self._waiting, self._registered, self._ready_while = [], self._end, None
         self._bfloat16_keys = set(state["bfloat16_keys"])
         self._set_rows(state)
         if self._pending:

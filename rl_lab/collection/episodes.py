@@ -49,12 +49,12 @@ class EpisodeTracker:
     def metrics(self) -> Metrics:
         """Statistics of the last episodes, empty before the first one ends."""
         if self._metrics is None:
-            returns, lengths = np.array(self._recent).T
+            returns, lengths = zip(*self._recent, strict=True)
             self._metrics = {
-                "collect/episode_return_mean": float(returns.mean()),
-                "collect/episode_return_min": float(returns.min()),
-                "collect/episode_return_max": float(returns.max()),
-                "collect/episode_length_mean": float(lengths.mean()),
+                "collect/episode_return_mean": float(np.add.reduce(returns) / len(returns)),
+                "collect/episode_return_min": min(returns),
+                "collect/episode_return_max": max(returns),
+                "collect/episode_length_mean": sum(lengths) / len(lengths),
             }
         return dict(self._metrics)
 

@@ -23,7 +23,7 @@ from rl_lab.kernels.cpu_mlp import (
 )
 from rl_lab.kernels.door import FastPath, is_unchanged
 from rl_lab.kernels.squashed import draw, draw_backward
-from rl_lab.types import LossOutput
+from rl_lab.types import LossOutput, PolicyStep
 
 _HEADS = "rl_lab.components.heads."
 _SOFT = f"{_HEADS}soft_actor_critic:"
@@ -112,17 +112,23 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
     if parts is None or not learns_from(batch[parts.key], (workflow.n_step + 1) * FEWEST_ROWS_OF_A_LOSS):
         return NotImplemented
     learning, slow = parts.learning, parts.slow
-    transition, following = workflow.transitions(batch)
-    rows, action = batch[parts.key].numpy()[:, 0], batch["action"].numpy()[:, 0]
-    next_rows, every = following[parts.key].numpy(), np.arange(len(rows))
+    observed = batch[parts.key].numpy()
+    rows, action = observed[:, 0], batch["action"].numpy()[:, 0]
+    every, mask = np.arange(len(rows)), None
+    if workflow.n_step == 1 and workflow.reward_clip is None and "action_mask" not in batch:
+        next_rows, reward = observed[:, 1], batch["reward"].numpy()[:, 1]
+        discount = np.where(batch["is_terminal"].numpy()[:, 1], np.float32(0.0), np.float32(workflow.discount))
+    else:
+        transition, following = workflow.transitions(batch)
+        next_rows, mask = following[parts.key].numpy(), following.get("action_mask")
+        reward, discount = transition["reward"].numpy(), transition["discount"].numpy()
     next_values = _q_values([forward(each.members[0], next_rows) for each in slow])
     chooser = next_values
     if workflow.double:
         chooser = _q_values([forward(each.members[0], next_rows) for each in learning])
-    if "action_mask" in following:
-        chooser = np.where(following["action_mask"].bool().numpy(), chooser, -np.inf)
-    chosen = next_values[every, chooser.argmax(axis=1)]
-    target = transition["reward"].numpy() + transition["discount"].numpy() * chosen
+    if mask is not None:
+        chooser = np.where(mask.bool().numpy(), chooser, -np.inf)
+    target = reward + discount * next_values[every, chooser.argmax(axis=1)]
 
     reached = [forward(each.members[0], rows) for each in learning]
     values, limit = _q_values(reached), workflow.head.huber_threshold
@@ -162,34 +168,41 @@ class _QParts(NamedTuple):
 
 def _q_parts(workflow: Any) -> _QParts | None:
     """None where there is more to it."""
-    normalizer, target = workflow.observation_normalizer, workflow.target
+    target = workflow.target
     if not is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "loss", "transitions", "learn", "gradient_step"):
         return None
     if not is_unchanged(workflow.optimizer, "rl_lab.training.optimizer:Optimizer", "apply"):
         return None
-    if not is_unchanged(normalizer, _NORMALIZER, "forward") or normalizer.keys:
-        return None
     if not is_unchanged(target, "rl_lab.training.target_network:TargetNetwork", "forward"):
         return None
-    found: list[Any] = []
-    for network in (workflow.network, vars(target)["_modules"]["module"]):
-        if not is_unchanged(network, "torch.nn:Sequential", "forward") or len(network) != 2:
-            return None
-        encoder, head = vars(network)["_modules"].values()
-        if not is_unchanged(encoder, _ENCODER, "forward") or encoder.has_layers or encoder.plain_key is None:
-            return None
-        if not found and head is not workflow.head:
-            return None
-        found += (encoder.plain_key, _q_networks(head))
-    return None if found[1] is None or found[3] is None else _QParts(found[0], found[1], found[3])
+    learning, slow = _learning_network(workflow), _q_network(vars(target)["_modules"]["module"])
+    return None if learning is None or slow is None else _QParts(learning[0], learning[1], slow[1])
 
 
-def _q_networks(head: Any) -> list[Networks] | None:
+def _learning_network(workflow: Any) -> tuple[str, list[Networks]] | None:
+    """The one key that the network reads as it was observed, and what it consists of."""
+    normalizer = workflow.observation_normalizer
+    if not is_unchanged(normalizer, _NORMALIZER, "forward", "update") or vars(normalizer)["keys"]:
+        return None
+    network = workflow.network
+    return _q_network(network) if next(reversed(vars(network)["_modules"].values())) is workflow.head else None
+
+
+def _q_network(network: Any) -> tuple[str, list[Networks]] | None:
+    if not is_unchanged(network, "torch.nn:Sequential", "forward"):
+        return None
+    layers = vars(network)["_modules"]
+    if len(layers) != 2:
+        return None
+    encoder, head = layers.values()
+    seen = vars(encoder)
+    if not is_unchanged(encoder, _ENCODER, "forward") or seen["has_layers"] or seen["plain_key"] is None:
+        return None
     if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics", "_by_action"):
         return None
     modules = vars(head)["_modules"]
-    found = [plain_mlp(network) for network in (modules["advantage"], modules.get("value")) if network is not None]
-    return None if None in found else found  # type: ignore[return-value]
+    found = [plain_mlp(each) for each in (modules["advantage"], modules.get("value")) if each is not None]
+    return None if None in found else (seen["plain_key"], found)  # type: ignore[return-value]
 
 
 DQN_LOSS = FastPath(
@@ -200,6 +213,7 @@ DQN_LOSS = FastPath(
         *(f"{_HEADS}q_values:QValues.{name}" for name in ("values", "loss", "metrics")),
         f"{_ENCODER}.forward",
         "rl_lab.training.target_network:TargetNetwork.forward",
+        "rl_lab.workflows.dqn:DQN.transitions",
         _MLP,
         "rl_lab.workflows.dqn:DQN.learn",  # from here on: what hands the gradients on
         "rl_lab.workflows.base:Workflow.gradient_step",
@@ -213,10 +227,14 @@ DQN_LOSS = FastPath(
 
 
 def _critic_loss(
-    critic: Any, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """d/dQ_i = 2 w (Q_i - target) / (E B)"""
-    networks = _critics(critic) if learns_from(features) and not target.requires_grad else None
+    workflow: Any, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
+) -> LossOutput:
+    """d/dQ_i = 2 w (Q_i - target) / (E B)
+
+    The result brings the gradients with it, unless the features learn too.
+    """
+    fits = learns_from(features) and not target.requires_grad and _takes_gradients(workflow, "critic")
+    networks = _critics(workflow.critic) if fits else None
     if networks is None:
         return NotImplemented
 
@@ -227,44 +245,59 @@ def _critic_loss(
         by_outputs = (weighted * (2.0 / error.numel())).unsqueeze(-1)
         return [(error * weighted).mean()], [list(by_outputs.unbind())], values
 
-    (total,), values = differentiate([networks], torch.cat((features, action), dim=1), loss)
-    return total, values
+    rows = torch.cat((features, action), dim=1)
+    if features.requires_grad:
+        (total,), values = differentiate([networks], rows, loss)
+        return LossOutput({"critic": total}, aux={"values": values})
+    reached = [forward(member, rows.numpy()) for member in networks.members]
+    (total,), (by_outputs,), values = loss([torch.from_numpy(each[-1]) for each in reached])
+    gradients = gradients_by_parameter([networks], reached, [each.numpy() for each in by_outputs])  # type: ignore[union-attr]
+    return LossOutput({"critic": total}, {}, {"values": values}, gradients)
 
 
 def _policy_loss(
-    actor: Any, critic: Any, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Each row's value comes from its least critic alone, so its gradient goes back through that one network."""
+    workflow: Any, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None = None
+) -> LossOutput:
+    """Each row's value comes from its least critic alone, so its gradient goes back through that one network. The
+    result brings the gradients of the actor with it."""
     learns_more = features.requires_grad or temperature.requires_grad or noise.requires_grad
-    critics = _critics(critic) if learns_from(features) and not learns_more else None
-    is_ours = is_unchanged(actor, f"{_SOFT}SoftActor", "forward") and actor.is_continuous
-    networks = plain_ensemble(actor.network) if is_ours else None
+    fits = learns_from(features) and not learns_more and _takes_gradients(workflow, "actor")
+    actor, critic = workflow.actor, workflow.critic
+    critics = _critics(critic) if fits and is_unchanged(actor, f"{_SOFT}SoftActor", "forward") else None
+    networks = plain_ensemble(actor.network) if critics is not None and actor.is_continuous else None
     if critics is None or networks is None or critic.target_subset is not None:
         return NotImplemented
-    rows, (lowest, highest) = len(features), actor.log_std_bounds
+    rows, seen, (lowest, highest) = len(features), features.numpy(), actor.log_std_bounds
+    reached = forward(networks.members[0], seen)
+    mean, unbounded = torch.from_numpy(reached[-1]).chunk(2, dim=1)
+    action, entropy, spread = draw(mean, F.hardtanh(unbounded, lowest, highest), noise)
 
-    def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, Tensor]:
-        mean, unbounded = outputs[0].chunk(2, dim=1)
-        action, entropy, spread = draw(mean, F.hardtanh(unbounded, lowest, highest), noise)
-        read = torch.cat((features, action), dim=1).numpy()
-        reached = [forward(member, read) for member in critics.members]
-        value, least = torch.from_numpy(np.concatenate([each[-1] for each in reached], axis=1)).min(dim=1)
-        d_action = torch.empty_like(action)
-        for index, member in enumerate(critics.members):
-            own = (least == index).numpy().nonzero()[0]
-            layers = [layer.take(own, axis=0) for layer in reached[index]]
-            back = backward(member, layers, np.full((len(own), 1), -1.0 / rows, np.float32), wants_rows=True)
-            assert back is not None
-            d_action.numpy()[own] = back[:, features.shape[1] :]
-        by_entropy = (temperature * (-1.0 / rows)).expand(rows)
-        d_mean, d_log_std = draw_backward(d_action, by_entropy, action, spread)
-        d_log_std = d_log_std * ((unbounded > lowest) & (unbounded < highest))
-        mean_entropy = entropy.mean()
-        total = -(value.mean() + temperature * mean_entropy)
-        return [total], [[torch.cat((d_mean, d_log_std), dim=1)]], mean_entropy
+    read = np.concatenate((seen, action.numpy()), axis=1)
+    valued = [forward(member, read) for member in critics.members]
+    values = np.concatenate([each[-1] for each in valued], axis=1)
+    least = values.argmin(axis=1)
+    d_action = np.empty(action.shape, np.float32)
+    for index, member in enumerate(critics.members):
+        own = (least == index).nonzero()[0]
+        layers = [layer.take(own, axis=0) for layer in valued[index]]
+        back = backward(member, layers, np.full((len(own), 1), -1.0 / rows, np.float32), wants_rows=True)
+        assert back is not None
+        d_action[own] = back[:, features.shape[1] :]
+    by_entropy = (temperature * (-1.0 / rows)).expand(rows)
+    d_mean, d_log_std = draw_backward(torch.from_numpy(d_action), by_entropy, action, spread)
+    d_log_std = d_log_std * ((unbounded > lowest) & (unbounded < highest))
+    by_output = torch.cat((d_mean, d_log_std), dim=1).numpy()
+    mean_entropy = entropy.mean()
+    total = -(torch.from_numpy(values.min(axis=1)).mean() + temperature * mean_entropy)
+    gradients = gradients_by_parameter([networks], [reached], [by_output])
+    return LossOutput({"policy": total}, {"controller/entropy": mean_entropy}, {}, gradients)
 
-    (total,), entropy = differentiate([networks], features, loss)
-    return total, entropy
+
+def _takes_gradients(workflow: Any, optimizer: str) -> bool:
+    """Whether the gradients that a loss brings with it reach the parameters as those of its graph would."""
+    methods = ("critic_loss", "policy_loss", "learn", "improve_policy", "gradient_step")
+    is_ours = is_unchanged(workflow, "rl_lab.workflows.sac:SAC", *methods)
+    return is_ours and is_unchanged(workflow.optimizers[optimizer], "rl_lab.training.optimizer:Optimizer", "apply")
 
 
 def _critics(critic: Any) -> Networks | None:
@@ -273,11 +306,20 @@ def _critics(critic: Any) -> Networks | None:
     return plain_ensemble(critic.networks) if is_ours else None
 
 
-SAC_CRITIC_LOSS = FastPath(_critic_loss, ("rl_lab.workflows.sac:critic_loss", f"{_SOFT}TwinCritic.forward", _ENSEMBLE))
+_HANDED_ON = (
+    "rl_lab.workflows.sac:SAC.learn",
+    "rl_lab.workflows.sac:SAC.improve_policy",
+    "rl_lab.workflows.base:Workflow.gradient_step",
+    "rl_lab.types:LossOutput.total",
+    "rl_lab.training.optimizer:Optimizer.apply",
+)
+SAC_CRITIC_LOSS = FastPath(
+    _critic_loss, ("rl_lab.workflows.sac:SAC.critic_loss", f"{_SOFT}TwinCritic.forward", _ENSEMBLE, *_HANDED_ON)
+)
 SAC_POLICY_LOSS = FastPath(
     _policy_loss,
     (
-        "rl_lab.workflows.sac:policy_loss",
+        "rl_lab.workflows.sac:SAC.policy_loss",
         *(
             f"{_SOFT}{name}"
             for name in ("SoftActor.forward", "TwinCritic.forward", "TwinCritic.expect", "TwinCritic.combine")
@@ -285,6 +327,7 @@ SAC_POLICY_LOSS = FastPath(
         f"{_HEADS}distributions:SquashedGaussian.rsample_with_log_prob",
         f"{_HEADS}distributions:DiagonalGaussian.draw",
         _ENSEMBLE,
+        *_HANDED_ON,
     ),
 )
 
@@ -299,4 +342,31 @@ def _sample(policy: Any) -> Tensor:
     return torch.from_numpy((policy.logits.detach().numpy() - np.log(noise.numpy())).argmax(axis=-1))
 
 
+def _dqn_act(workflow: Any, time_step: Any, state: Any, *, mode: str) -> PolicyStep:
+    """While training, without a mask, for values straight from one observed vector."""
+    if mode != "train" or "action_mask" in time_step.observation:
+        return NotImplemented
+    is_ours = is_unchanged(workflow, "rl_lab.workflows.dqn:DQN", "act", "count_in_statistics")
+    parts = _learning_network(workflow) if is_ours else None
+    if parts is None or torch.is_grad_enabled() or not is_plain(time_step.observation[parts[0]]):
+        return NotImplemented
+    rows = time_step.observation[parts[0]].numpy()
+    values = _q_values([forward(each.members[0], rows) for each in parts[1]])
+    anything = torch.rand(values.shape).numpy().argmax(axis=1)
+    explores = torch.rand(len(values)).numpy() < workflow._acting_epsilon
+    return PolicyStep(torch.from_numpy(np.where(explores, anything, values.argmax(axis=1))))
+
+
 CATEGORICAL_SAMPLE = FastPath(_sample, (f"{_HEADS}distributions:Categorical.sample",))
+DQN_ACT = FastPath(
+    _dqn_act,
+    (
+        "rl_lab.workflows.dqn:DQN.act",
+        "rl_lab.workflows.dqn:DQN.count_in_statistics",
+        *(f"{_NORMALIZER}.{name}" for name in ("forward", "update")),
+        f"{_ENCODER}.forward",
+        *(f"{_HEADS}q_values:ActionNetwork.{name}" for name in ("forward", "_by_action")),
+        f"{_HEADS}q_values:QValues.values",
+        _MLP,
+    ),
+)

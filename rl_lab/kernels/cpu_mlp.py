@@ -9,8 +9,8 @@ and torch.tanh take twice as long again. Here all layers of all networks that re
 tanh and relu know their derivative from their own output, so nothing but the h_i is kept. A loss that knows its
 gradient by the networks' outputs joins the same node (`differentiate`), or needs none (`gradients_by_parameter`).
 
-All of it works on numpy arrays, whose calls cost less than torch's: those of parameters are views of their memory,
-taken anew by every call and only read. No memory is shared between calls.
+All of it works on numpy arrays, whose calls cost less than torch's: those of parameters are views of their memory, only
+read, and taken anew where a parameter lies elsewhere. No memory is shared between calls.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 
 from rl_lab.kernels.door import FastPath, has_hooks, is_unchanged
+from rl_lab.kernels.remembered import remembered
 
 FEWEST_ROWS = 64  # to learn from; below, calling Python from the backward pass costs more than it saves
 FEWEST_ROWS_OF_A_LOSS = 16  # whose own operations are saved as well
@@ -39,11 +40,21 @@ _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
 
 
-class Network(NamedTuple):
-    """One network: weights `[out, in]`, biases `[out]`, and how many of the layers are activated."""
+class Layer(NamedTuple):
+    """Weight `[out, in]`, its transpose and bias `[out]`, as arrays and as tensors of the same memory."""
 
-    weights: list[np.ndarray]
-    biases: list[np.ndarray]
+    weight: np.ndarray
+    transposed: np.ndarray
+    bias: np.ndarray
+    weight_tensor: Tensor
+    transposed_tensor: Tensor
+    bias_tensor: Tensor
+
+
+class Network(NamedTuple):
+    """One network, and how many of its layers are activated."""
+
+    layers: list[Layer]
     is_tanh: bool
     active_layers: int
 
@@ -56,6 +67,7 @@ class Networks(NamedTuple):
     parameters: list[Tensor]
 
 
+@remembered
 def plain_mlp(module: Any) -> Networks | None:
     """The network of an `MLP`; None where it is not made of plain layers with tanh or relu."""
     if not is_unchanged(module, "rl_lab.components.networks.encoders:MLP", "forward") or module.norms is not None:
@@ -70,9 +82,10 @@ def plain_mlp(module: Any) -> Networks | None:
     arrays, activation = _arrays(parameters), module.activation
     if not arrays or (activation is not torch.tanh and activation is not torch.relu):
         return None
-    return Networks([Network(arrays[::2], arrays[1::2], activation is torch.tanh, len(hidden))], parameters)
+    return Networks([_network(arrays, activation is torch.tanh, len(hidden))], parameters)
 
 
+@remembered
 def plain_ensemble(module: Any) -> Networks | None:
     """The networks of an `EnsembleMLP`; None where they have norms or other activations than tanh and relu."""
     is_one = is_unchanged(module, "rl_lab.components.networks.ensemble:EnsembleMLP", "forward")
@@ -84,7 +97,15 @@ def plain_ensemble(module: Any) -> Networks | None:
     if not arrays:
         return None
     is_tanh, active = module.activation is torch.tanh, len(parameters) // 2 - 1
-    return Networks([Network(part[::2], part[1::2], is_tanh, active) for part in _parts(arrays)], parameters)
+    return Networks([_network(part, is_tanh, active) for part in _parts(arrays)], parameters)
+
+
+def _network(arrays: list[np.ndarray], is_tanh: bool, active_layers: int) -> Network:
+    layers = []
+    for weight, bias in zip(arrays[::2], arrays[1::2], strict=True):
+        tensor = _tensor(weight)
+        layers.append(Layer(weight, weight.T, bias, tensor, tensor.t(), _tensor(bias)))
+    return Network(layers, is_tanh, active_layers)
 
 
 def _arrays(parameters: Sequence[Tensor | None]) -> list[np.ndarray] | None:
@@ -111,18 +132,19 @@ def _parts(arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
 
 def forward(network: Network, rows: np.ndarray) -> list[np.ndarray]:
     """The rows `[M, F]`, then what each layer makes of them, `[M, width]`."""
-    reached = [rows]
-    for index, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
-        if len(rows) * weight.size <= MOST_PRODUCTS:
-            rows = rows @ weight.T
-            rows += bias
+    reached, activated = [rows], range(network.active_layers)
+    for index, layer in enumerate(network.layers):
+        is_active = index in activated
+        if len(rows) * layer.weight.size <= MOST_PRODUCTS:
+            rows = rows @ layer.transposed
+            rows += layer.bias
+            if is_active and not network.is_tanh:
+                np.maximum(rows, 0.0, out=rows)
         else:
-            rows = torch.addmm(_tensor(bias), _tensor(rows), _tensor(weight).t()).numpy()
-        if index < network.active_layers:
-            if network.is_tanh:
-                np.tanh(rows, out=rows)  # on the same memory, six times as fast as torch.tanh
-            else:
-                _tensor(rows).relu_()
+            product = torch.addmm(layer.bias_tensor, _tensor(rows), layer.transposed_tensor)
+            rows = (product.relu_() if is_active and not network.is_tanh else product).numpy()
+        if is_active and network.is_tanh:
+            np.tanh(rows, out=rows)  # on the same memory, six times as fast as torch.tanh
         reached.append(rows)
     return reached
 
@@ -139,8 +161,8 @@ def backward(
     there is any; and that of the rows."""
     is_own = False  # memory that nobody else sees may be written to
     ones = np.ones(len(gradient), np.float32)  # a product with them sums faster than a sum
-    for index in reversed(range(len(network.weights))):
-        before, weight = reached[index], network.weights[index]
+    for index in reversed(range(len(network.layers))):
+        before = reached[index]
         if index < network.active_layers:
             activated, out = reached[index + 1], gradient if is_own else np.empty(gradient.shape, np.float32)
             if network.is_tanh:
@@ -157,7 +179,11 @@ def backward(
                 _product(gradient.T, before, out=into[2 * index])
             np.matmul(ones, gradient, out=into[2 * index + 1])
         if index > 0 or wants_rows:
-            gradient, is_own = _product(gradient, weight), True
+            layer, is_own = network.layers[index], True
+            if len(gradient) * layer.weight.size <= MOST_PRODUCTS and len(layer.weight) > 1:
+                gradient = gradient @ layer.weight
+            else:
+                gradient = torch.mm(_tensor(gradient), layer.weight_tensor).numpy()
     return gradient if wants_rows else None
 
 
@@ -173,11 +199,15 @@ def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None)
 def gradients_by_parameter(
     modules: Sequence[Networks], reached: Sequence[Sequence[np.ndarray]], by_outputs: Sequence[np.ndarray]
 ) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Each parameter of modules with one network each, and its gradient, from those of their outputs."""
+    """Each parameter of these modules and its gradient, from what each of their networks reached and the gradient by
+    its output."""
     found: list[tuple[Tensor, Tensor]] = []
-    for networks, layers, gradient in zip(modules, reached, by_outputs, strict=True):
+    outputs = iter(zip(reached, by_outputs, strict=True))
+    for networks in modules:
         into = empty_gradients(networks)
-        backward(networks.members[0], layers, gradient, into=into)
+        for member, part in zip(networks.members, _parts(into), strict=True):
+            layers, gradient = next(outputs)
+            backward(member, layers, gradient, into=part)
         found += zip(networks.parameters, map(_tensor, into), strict=True)
     return tuple(found)
 

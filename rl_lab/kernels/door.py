@@ -38,6 +38,7 @@ import torch
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 Report = Callable[[str, Any], None]  # a sentence and its level: detail or warning
 DIGESTS = Path(__file__).parent / "digests.json"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of an nn.Module
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ class PhaseScheduler:
         self.run_counts = Counts()
         self.phase_counts = Counts()
         self.cycles = 0
-        # Update passes owed in this phase, and those of them paid. Exact, since 0.3 added ten times is not 3 in binary;
-        # apart, since whole numbers are subtracted in a tenth of a Fraction's time. The credit survives a resume.
-        self._owed, self._paid = Fraction(0), 0
+        # Update passes owed at the last resume, agent steps of this phase since then, and passes paid. Exact, since 0.3
+        # added ten times is not 3 in binary; apart, since whole numbers take a tenth of a Fraction's time.
+        self._carried, self._steps, self._paid = Fraction(0), 0, 0
         ratios = [phase.updates_per_step for phase in phases]
         self._ratios = [None if ratio is None else Fraction(str(ratio)) for ratio in ratios]  # str: 0.3 means 3/10
 
@@ -41,7 +41,16 @@ class PhaseScheduler:
     @property
     def credit(self) -> Fraction:
         """Update passes owed."""
-        return self._owed - self._paid
+        return self._carried + self._steps * (self._ratios[self.index] or 0) - self._paid
+
+    @property
+    def _whole_credit(self) -> int:
+        """`int(credit)`, asked for in every cycle."""
+        ratio, carried = self._ratios[self.index], self._carried
+        if ratio is None:
+            return int(self.credit)
+        owed = carried.numerator * ratio.denominator + self._steps * ratio.numerator * carried.denominator
+        return owed // (carried.denominator * ratio.denominator) - self._paid
 
     def current(self) -> Phase:
         """The phase under way, with its progress."""
@@ -75,16 +84,14 @@ class PhaseScheduler:
         """Add what a hook did."""
         self.run_counts += counts
         self.phase_counts += counts
-        ratio = self._ratios[self.index]
-        if ratio is not None:
-            self._owed += counts.agent_steps * ratio
+        self._steps += counts.agent_steps
 
     def passes_due(self) -> int:
         """Update passes to run now: one per cycle, or what the train ratio owes."""
         phase = self.phases[self.index]
         if phase.type == "eval_only" or not phase.workflow_hooks:
             return 0
-        due = 1 if phase.updates_per_step is None or phase.type == "offline" else int(self.credit)
+        due = 1 if phase.updates_per_step is None or phase.type == "offline" else self._whole_credit
         if phase.duration_updates is not None:
             due = min(due, phase.duration_updates - self.phase_counts.updates)
         return due
@@ -97,7 +104,7 @@ class PhaseScheduler:
 
     def pass_skipped(self) -> None:
         """The buffer had no batch to give: nothing is counted and nothing is owed for later."""
-        self._paid += int(self.credit)
+        self._paid += self._whole_credit
 
     def end_cycle(self) -> bool:
         """Close a collect-and-update round; True when that ended the phase."""
@@ -105,7 +112,7 @@ class PhaseScheduler:
         if self.fraction() < 1.0:
             return False
         self.index += 1
-        self.phase_counts, self.cycles, self._owed, self._paid = Counts(), 0, Fraction(0), 0
+        self.phase_counts, self.cycles, self._carried, self._steps, self._paid = Counts(), 0, Fraction(0), 0, 0
         return True
 
     def get_state(self) -> StateTree:
@@ -114,11 +121,12 @@ class PhaseScheduler:
             "run_counts": self.run_counts.as_dict(),
             "phase_counts": self.phase_counts.as_dict(),
             "cycles": self.cycles,
-            "credit": str(self.credit),
+            "credit": "0" if self.finished else str(self.credit),
         }
 
     def set_state(self, state: StateTree) -> None:
-        self.index, self.cycles, self._owed, self._paid = state["index"], state["cycles"], Fraction(state["credit"]), 0
+        self.index, self.cycles = state["index"], state["cycles"]
+        self._carried, self._steps, self._paid = Fraction(state["credit"]), 0, 0
         self.run_counts, self.phase_counts = Counts(**state["run_counts"]), Counts(**state["phase_counts"])
 
 

@@ -102,6 +102,7 @@ class DQN(Workflow):
 
     # --- acting ---
 
+    @fast_path("rl_lab.kernels.cpu_losses:DQN_ACT")
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         mask = time_step.observation.get("action_mask")
         if mode == "train":

@@ -127,11 +127,11 @@ class SAC(Workflow):
             features = self.encoder(now)
             noise = self.actor.noise(features)
             target = outcome["reward"] + outcome["discount"] * self.soft_value(later, temperature)  # [B]
-            error, values = critic_loss(self.critic, features, batch["action"][:, 0], target, batch.get("weight"))
-        loss = LossOutput({"critic": error}, {"controller/value_mean": target.mean()})
+            loss = self.critic_loss(features, batch["action"][:, 0], target, batch.get("weight"))
         metrics = self.gradient_step(self.optimizers["critic"], loss, name="critic")
+        metrics["controller/value_mean"] = target.mean()
         if "weight" in batch:
-            metrics["priority"] = (values - target).abs().mean(dim=0)
+            metrics["priority"] = (loss.aux["values"] - target).abs().mean(dim=0)
         if with_policy:
             metrics |= self.improve_policy(features.detach(), noise, temperature, mask)
         self.slow_critic.move_towards(self.critic)  # type: ignore[arg-type]
@@ -151,14 +151,34 @@ class SAC(Workflow):
     def improve_policy(self, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None) -> Metrics:
         """The actor towards more soft value, the temperature towards the entropy asked for."""
         with self.context.runtime.autocast():
-            value, entropy = policy_loss(self.actor, self.critic, features, noise, temperature, mask)
-        seen = {"controller/entropy": entropy, "controller/temperature": temperature}
-        metrics = self.gradient_step(self.optimizers["actor"], LossOutput({"policy": value}, seen), name="actor")
+            loss = self.policy_loss(features, noise, temperature, mask)
+        metrics = self.gradient_step(self.optimizers["actor"], loss, name="actor")
+        metrics["controller/temperature"] = temperature
         if "temperature" in self.optimizers:
+            entropy = loss.metrics["controller/entropy"]
             loss = LossOutput({"temperature": self.temperature.loss(entropy, mask)})
             taken = self.gradient_step(self.optimizers["temperature"], loss)
             metrics["loss/temperature"] = taken["loss/temperature"]
         return metrics
+
+    @fast_path("rl_lab.kernels.cpu_losses:SAC_CRITIC_LOSS")
+    def critic_loss(self, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None) -> LossOutput:
+        """J_Q as a mean over the critics, with their values `[E, B]`; target and weight are `[B]`."""
+        values = self.critic(features, action).float()
+        error = (values - target).square()
+        loss = (error if weight is None else error * weight).mean()
+        return LossOutput({"critic": loss}, aux={"values": values.detach()})
+
+    @fast_path("rl_lab.kernels.cpu_losses:SAC_POLICY_LOSS")
+    def policy_loss(
+        self, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None = None
+    ) -> LossOutput:
+        """J_policy, and the policy's mean entropy. No gradient reaches the critics."""
+        assert isinstance(self.critic, nn.Module)
+        with frozen(self.critic):
+            value, entropy = self.critic.expect(features, self.actor(features, mask), noise)
+            loss = -(value + temperature * entropy).mean()
+        return LossOutput({"policy": loss}, {"controller/entropy": entropy.detach().mean()})
 
     def transition(self, batch: Batch) -> tuple[Batch, Batch, Batch]:
         """What was seen, what was seen n agent steps later, and `reward` and `discount [B]` in between.
@@ -174,24 +194,3 @@ class SAC(Workflow):
         """Observations as the networks see them while learning: shifted at random, then normalised."""
         shifted = observation if self.augmentation is None else self.augmentation(observation)
         return self.observation_normalizer(shifted)
-
-
-@fast_path("rl_lab.kernels.cpu_losses:SAC_CRITIC_LOSS")
-def critic_loss(
-    critic: Critic, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """J_Q (as a mean over the critics), and their values `[E, B]` without gradient; target and weight are `[B]`."""
-    values = critic(features, action).float()
-    error = (values - target).square()
-    return (error if weight is None else error * weight).mean(), values.detach()
-
-
-@fast_path("rl_lab.kernels.cpu_losses:SAC_POLICY_LOSS")
-def policy_loss(
-    actor: Actor, critic: Critic, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """J_policy, and the policy's mean entropy without gradient. No gradient reaches the critics."""
-    assert isinstance(critic, nn.Module)
-    with frozen(critic):
-        value, entropy = critic.expect(features, actor(features, mask), noise)
-        return -(value + temperature * entropy).mean(), entropy.detach().mean()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +23,10 @@ from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.kernels import door
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.target_network import TargetNetwork
-from rl_lab.types import ActionSpec, ArraySpec
+from rl_lab.types import ActionSpec, ArraySpec, TimeStep
 from rl_lab.workflows.dqn import DQN
 from rl_lab.workflows.ppo import ppo_loss
-from rl_lab.workflows.sac import critic_loss, policy_loss
+from rl_lab.workflows.sac import SAC
 
 CPU = "rl_lab.kernels.cpu_mlp:"
 LOSSES = "rl_lab.kernels.cpu_losses:"
@@ -106,13 +108,34 @@ def dqn(
     return make
 
 
-def sac_critic(*, weighted: bool, **settings: Any) -> Callable[[Inputs], Call]:
+def dqn_act(*, mode: str = "train", mask: bool = False, **settings: Any) -> Callable[[Inputs], Call]:
+    def make(inputs: Inputs) -> Call:
+        workflow = dqn(**settings)(inputs).formula.__self__  # type: ignore[attr-defined]
+        workflow._acting_epsilon = 0.5
+        observation = {"vector": inputs.normal(5)}
+        if mask:
+            observation["action_mask"] = torch.ones(inputs.rows, 4, dtype=torch.bool)
+        flags = [torch.zeros(inputs.rows, dtype=torch.bool)] * 3
+        time_step = TimeStep(observation, inputs.normal(), *flags)
+        return Call(torch.no_grad()(workflow.act), (time_step, None), {"mode": mode}, modules=[workflow.network])
+
+    return make
+
+
+def sac(**parts: nn.Module) -> SAC:
+    workflow = SAC()
+    workflow.optimizers = {name: Optimizer(parameters=[part]) for name, part in parts.items()}
+    vars(workflow).update(parts)
+    return workflow
+
+
+def sac_critic(*, weighted: bool, learns: bool = False, **settings: Any) -> Callable[[Inputs], Call]:
     def make(inputs: Inputs) -> Call:
         critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8), **settings))
         weight = inputs.uniform() if weighted else None
-        features = inputs.normal(5, requires_grad=True)
-        args = (critic, features, inputs.uniform(3) * 2 - 1, inputs.normal(), weight)
-        return Call(critic_loss, args, modules=[critic], leaves=[features])
+        features = inputs.normal(5, requires_grad=learns)
+        args = (features, inputs.uniform(3) * 2 - 1, inputs.normal(), weight)
+        return Call(sac(critic=critic).critic_loss, args, modules=[critic], leaves=[features])
 
     return make
 
@@ -136,8 +159,8 @@ def sac_policy(*, chosen: int | None = None, **settings: Any) -> Callable[[Input
                 critic.networks.weights[0][0, 0] = critic.networks.biases[0][0, 0, 0] = 0.0
                 features[:, 0] = 0.0
                 features[:chosen, 0] = 100.0
-        args = (actor, critic, features, inputs.normal(3), torch.tensor(0.3))
-        return Call(policy_loss, args, modules=[actor])
+        args = (features, inputs.normal(3), torch.tensor(0.3))
+        return Call(sac(actor=actor, critic=critic).policy_loss, args, modules=[actor])
 
     return make
 
@@ -170,7 +193,10 @@ CASES: dict[str, tuple[str, Callable[[Inputs], Call], int]] = {  # path, call, f
     "dqn": (f"{LOSSES}DQN_LOSS", dqn(), 64),
     "dqn, single, squared": (f"{LOSSES}DQN_LOSS", dqn(double=False, huber=None), 64),
     "dqn, dueling, weighted, 3 steps": (f"{LOSSES}DQN_LOSS", dqn(dueling=True, weighted=True, n_step=3), 64),
+    "dqn acting": (f"{LOSSES}DQN_ACT", dqn_act(), 1),
+    "dqn acting, dueling": (f"{LOSSES}DQN_ACT", dqn_act(dueling=True), 1),
     "sac critic": (f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=False), 64),
+    "sac critic, features learn": (f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=False, learns=True), 64),
     "sac critic, weighted": (f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=True), 64),
     "sac policy": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(), 64),
     "sac policy, one row of one critic": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(chosen=1), 64),
@@ -239,6 +265,56 @@ def test_what_the_fast_sac_losses_know_of_critics(
 
 def test_the_fast_dqn_loss_does_not_know_normalised_observations() -> None:
     check(f"{LOSSES}DQN_LOSS", dqn(normalizer="rolling"), Variant(), is_used=False)
+
+
+@pytest.mark.parametrize("other", [{"mode": "eval"}, {"mask": True}, {"normalizer": "rolling"}], ids=str)
+def test_what_the_fast_dqn_policy_does_not_know_runs_as_it_is_written(other: dict[str, Any]) -> None:
+    check(f"{LOSSES}DQN_ACT", dqn_act(**other), Variant(), is_used=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda network: setattr(network, "activation", torch.tanh),
+        lambda network: setattr(network, "activation", torch.sin),
+        lambda network: setattr(network.hidden[1], "weight", nn.Parameter(2.0 * network.hidden[1].weight.detach())),
+        lambda network: setattr(network.hidden[1].weight, "data", 2.0 * network.hidden[1].weight.data),
+        lambda network: setattr(network.hidden[1].weight, "data", network.hidden[1].weight.data.t()),
+        lambda network: network.hidden[1].weight.data.mul_(2.0),
+        lambda network: setattr(network.output, "bias", None),
+        lambda network: network.hidden.append(nn.Linear(8, 8)),
+        lambda network: network.hidden.__setitem__(0, nn.Linear(5, 8)),
+        lambda network: setattr(network, "output", None),
+        lambda network: setattr(network.output, "forward", lambda features: 3.0 * features),
+        lambda network: setattr(network.output, "__class__", type("Tripled", (nn.Linear,), {"forward": _tripled})),
+        lambda network: network.output.register_forward_hook(lambda module, given, output: 2.0 * output),
+        lambda network: network.register_forward_pre_hook(lambda module, given: (2.0 * given[0],)),
+        lambda network: network.double().float(),
+    ],
+)
+def test_whatever_changes_on_a_network_that_was_read_before_is_noticed(change: Callable[[Any], Any]) -> None:
+    network, rows = MLP(input_size=5, hidden_sizes=(8, 8), output_size=2, activation="relu"), torch.randn(64, 5)
+    door.open_door(True)
+    with torch.no_grad():
+        network(rows)
+        assert door.in_use()
+        change(network)
+        fast = network(rows)
+        with door.plain_formulas():
+            torch.testing.assert_close(fast, network(rows))
+
+
+def test_a_network_that_was_read_is_not_kept_alive() -> None:
+    network = MLP(input_size=5, hidden_sizes=(8,), output_size=2)
+    network(torch.randn(64, 5))
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None
+
+
+def _tripled(layer: nn.Linear, features: Tensor) -> Tensor:
+    return 3.0 * nn.Linear.forward(layer, features)
 
 
 def test_hooks_and_other_activations_are_respected() -> None:
@@ -372,6 +448,6 @@ def test_gradients_that_only_the_formula_knows_are_not_lost() -> None:
     def learnt_temperature(inputs: Inputs) -> Call:
         call = sac_policy()(inputs)
         temperature = torch.tensor(0.3, requires_grad=True)
-        return Call(call.formula, (*call.args[:4], temperature), modules=call.modules, leaves=[temperature])
+        return Call(call.formula, (*call.args[:2], temperature), modules=call.modules, leaves=[temperature])
 
     check(f"{LOSSES}SAC_POLICY_LOSS", learnt_temperature, Variant(), is_used=False)

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rl_lab.config.files import Config
+from rl_lab.config.phase_settings import check_load
 from rl_lab.types import ConfigError, Phase, did_you_mean
 
 PHASES = "training.phases"
@@ -28,6 +29,9 @@ def make_phase(settings: dict[str, Any], *, place: str) -> Phase:
         if not isinstance(given[key], list | tuple):
             raise ConfigError(f"{place}.{key} is {given[key]!r}: write a list, such as [{given[key]}].")
         given[key] = tuple(given[key])
+    if not isinstance(given.get("set", {}), dict):
+        raise ConfigError(f"{place}.set is {given['set']!r}: write settings, such as {{algorithm.discount: 0.9}}.")
+    check_load(given.get("load"), place=f"{place}.load")
     phase = Phase(**given)
     _check(phase, place)
     return phase
@@ -58,6 +62,11 @@ def _check(phase: Phase, place: str) -> None:
         raise ConfigError(
             f"Phase '{phase.name}' is {phase.type} and takes no agent steps, so duration_steps never ends it: "
             "set duration_updates or duration_cycles."
+        )
+    if phase.type != "online" and any(str(key).split(".")[0] == "environment" for key in phase.set):
+        raise ConfigError(
+            f"Phase '{phase.name}' is {phase.type} and collects nothing, so it sets no environment: set it in an "
+            "online phase. Evaluations are always in the config's own `environment`."
         )
     _check_updates(phase, place)
 

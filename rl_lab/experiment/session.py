@@ -13,6 +13,7 @@ from typing import Any
 from rl_lab.config.compose import apply_overrides, to_yaml
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
 from rl_lab.experiment.build import Experiment, build
+from rl_lab.experiment.curriculum import pin_sources
 from rl_lab.experiment.film import record_video
 from rl_lab.experiment.load import CHANGEABLE, differences, load_config, open_config
 from rl_lab.experiment.trust import foreign_packages, remember_consent
@@ -75,6 +76,7 @@ def start_run(
     warm_start: tuple[Checkpoint, bool] | None = None,
 ) -> RunDirectory:
     """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
+    config = pin_sources(config, runs_dir)
     checked = read_settings(config)
     refuse_steps_that_never_come(checked)
     text, name, seed = to_yaml(config), checked.experiment.name, checked.seed
@@ -91,8 +93,9 @@ def start_run(
     with RunLock(run), handled_by(interruption.ask), _recorded(run, interruption):
         try:
             experiment = _build(config, run, interruption, quiet=quiet)
-            if warm_start is not None:
-                with _closed_on_error(experiment):
+            with _closed_on_error(experiment):
+                experiment.curriculum.read_ahead(0, is_new=True)
+                if warm_start is not None:
                     experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
         except RLLabError:  # refused at the door: no run began, so none is left behind
             run.discard()
@@ -130,6 +133,8 @@ def continue_run(
             experiment = _build(config, run, interruption, quiet=quiet)
             with _closed_on_error(experiment):
                 _restore_newest(experiment, run)
+                scheduler = experiment.orchestrator.scheduler
+                experiment.curriculum.read_ahead(scheduler.index, is_new=scheduler.cycles == 0)
             _run(experiment, run, interruption)
     interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
 

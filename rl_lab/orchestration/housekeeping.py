@@ -7,7 +7,7 @@ checkpoints may follow the clock, and saving one changes nothing that a run comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Protocol
 
@@ -75,6 +75,7 @@ class Housekeeping:
         self._latest: Metrics = {}  # newest statistics of finished episodes
         self._evaluated: Metrics = {}  # evaluation results not yet written
         self._learnt: Metrics = {}  # newest value of each metric of an update
+        self._episodes_before = 0  # of the run, when its environment last changed
         self.best_score: float | None = None
         self.last_score: float | None = None
         self.evaluations_done = 0
@@ -97,6 +98,10 @@ class Housekeeping:
     def collected(self, result: CollectResult) -> None:
         self._latest.update(result.metrics)
 
+    def environment_changed(self) -> None:
+        """Returns of episodes so far say nothing about those to come."""
+        self._latest, self._episodes_before = {}, self.counts.episodes
+
     def updated(self, metrics: Metrics) -> None:
         self.logger.add(metrics)
         self._learnt.update(metrics)
@@ -111,7 +116,7 @@ class Housekeeping:
                 self._films.film(counts)
         is_log_due = self._marks["log"].due(counts, session_s)
         reason = self.stopping.reason(
-            counts,
+            replace(counts, episodes=counts.episodes - self._episodes_before),
             wall_s=self.wall_s,
             episode_return=self._latest.get("collect/episode_return_mean"),
             eval_return=self._evaluated.get("eval/episode_return_mean"),
@@ -193,6 +198,7 @@ class Housekeeping:
         return {
             "marks": {name: marks.get_state() for name, marks in self._marks.items()},
             "latest": dict(self._latest),
+            "episodes_before": self._episodes_before,
             "evaluated": dict(self._evaluated),
             "best_score": self.best_score,
             "last_score": self.last_score,
@@ -207,6 +213,7 @@ class Housekeeping:
         for name, marks in state["marks"].items():
             self._marks[name].set_state(marks)
         self._latest, self._evaluated = dict(state["latest"]), dict(state["evaluated"])
+        self._episodes_before = state.get("episodes_before", 0)
         self.best_score, self.last_score = state["best_score"], state["last_score"]
         self.evaluations_done = state["evaluations_done"]
         self.stopping.set_state(state["stopping"])

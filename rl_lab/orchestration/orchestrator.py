@@ -32,6 +32,7 @@ class Orchestrator:
     housekeeping: Housekeeping
     stopwatch: Stopwatch
     interrupted: Callable[[], bool] = lambda: False
+    begin_phase: Callable[..., None] = lambda index, *, is_new: None  # what a phase sets and loads
 
     def __post_init__(self) -> None:
         for phase in self.scheduler.phases:
@@ -48,6 +49,7 @@ class Orchestrator:
         while not self.scheduler.finished:
             if entered != self.scheduler.index:
                 entered = self.scheduler.index
+                self.begin_phase(entered, is_new=self.scheduler.cycles == 0)
                 self.workflow.enter_phase(self.scheduler.current())
             self._cycle(self.scheduler.current())
             controller = self.scheduler.current().controller

@@ -47,6 +47,7 @@ class Workflow(ABC):
     phase_options: ClassVar[tuple[str, ...]] = ()  # keys a phase may set under `options:`
     is_on_policy: ClassVar[bool] = False  # learns only from what its own policy did
     notes_priorities: ClassVar[bool] = False  # tells with every batch how much there was to learn from each start
+    part_groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # names for several components, for `load:` of a phase
     n_step: int | None = None  # an update learns from sequences of n_step + 1 rows; None: of any length
 
     context: WorkflowContext

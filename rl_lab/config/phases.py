@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -124,6 +125,28 @@ def override_phase(config: Config, key: str, value: Any) -> None:
     for parent in parents:
         node = node.setdefault(parent, {})
     node[last] = value
+
+
+def is_extension(key: str) -> bool:
+    """Whether a setting says how long a run goes on, and nothing else: durations of phases and stop rules."""
+    if key == "training.limit_cycles" or key.startswith("training.stop."):
+        return True
+    return key.startswith(f"{PHASES}.") and key.rpartition(".")[2] in DURATIONS and key.count(".") == 3
+
+
+def extend(config: Config, changes: Mapping[str, Any]) -> None:
+    """Give a config the durations and stop rules with which its run was continued."""
+    for key, value in changes.items():
+        if not is_extension(str(key)):
+            raise ConfigError(f"{key} is no duration and no stop rule, so no run is continued with it.")
+        if key.startswith(f"{PHASES}."):
+            override_phase(config, key, value)
+        else:
+            *parents, last = key.split(".")
+            node = config
+            for parent in parents:
+                node = node[parent]
+            node[last] = value
 
 
 def spread_train_ratio(config: Config, *, is_asked_for: bool) -> None:

@@ -264,8 +264,9 @@ def build_curriculum(
     def note(phase: Phase, borrowed: Borrowed) -> None:
         housekeeping.logger.message(f"Phase {phase.name} begins with weights of {borrowed.run}: {borrowed.parts}.")
         if run is not None:
-            loaded = {"phase": phase.name, "parts": borrowed.parts, "agent_steps": housekeeping.counts.agent_steps}
-            add_lineage(run, "loaded", source=borrowed.run, checkpoint=borrowed.checkpoint, **loaded)
+            counts = {"counts": housekeeping.counts.as_dict(), "source_counts": borrowed.counts}
+            facts = {"source": borrowed.run, "checkpoint": borrowed.checkpoint, **counts}
+            add_lineage(run, "loaded", **facts, phase=phase.name, parts=borrowed.parts)
 
     return Curriculum(
         config,

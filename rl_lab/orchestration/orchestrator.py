@@ -45,6 +45,7 @@ class Orchestrator:
         if self.housekeeping.stop_reason is not None:  # resumed after a stop rule had ended it
             self.housekeeping.finish(self.housekeeping.stop_reason)
             return "stopped"
+        self.housekeeping.catch_up()
         entered = -1
         while not self.scheduler.finished:
             if entered != self.scheduler.index:

@@ -8,28 +8,47 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.utils.text import printable
 
+if TYPE_CHECKING:  # commands that only read manifests start without torch
+    from rl_lab.runs.checkpoint import Checkpoint
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 EVENTS = ("resumed", "continued", "warm_start", "warm_start_optimizer", "loaded")
 
 
-def entry(event: str, *, source: str, checkpoint: str | None, agent_steps: int, **more: str) -> dict[str, Any]:
-    """One event. `source` is the run it took something from, `agent_steps` where this run then stood."""
+def entry(event: str, *, source: str, checkpoint: str | None, counts: Mapping[str, int], **more: Any) -> dict[str, Any]:
+    """One event. `source` is the run it took something from, `counts` where this run then stood."""
     assert event in EVENTS, event
-    known = {"source": source, "checkpoint": checkpoint, "agent_steps": agent_steps}
+    known = {"source": source, "checkpoint": checkpoint, "counts": dict(counts)}
     return {"event": event, "time": datetime.now(UTC).isoformat(), **known, **more}
 
 
-def add_lineage(run: RunDirectory, event: str, **facts: Any) -> None:
-    """Note an event in the run. One that a killed process noted and a resumed one repeats is noted once."""
+def place_of(checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """Where a run goes on from; None: from its beginning."""
+    if checkpoint is None:
+        return {"checkpoint": None, "counts": {"agent_steps": 0}}
+    return {"checkpoint": checkpoint.path.name, "counts": checkpoint.counts}
+
+
+def warm_origin(checkpoint: Checkpoint, with_optimizers: bool) -> dict[str, Any]:
+    """The first event of a run that begins with the weights of another."""
+    event, source = "warm_start_optimizer" if with_optimizers else "warm_start", checkpoint.path.parent.parent.name
+    facts = {"counts": {"agent_steps": 0}, "source_counts": checkpoint.counts}
+    return entry(event, source=source, checkpoint=checkpoint.path.name, **facts)
+
+
+def add_lineage(run: RunDirectory, event: str, beside: Mapping[str, Any] = NOTHING, **facts: Any) -> None:
+    """Note an event in the run's manifest, and what goes `beside` it. What a killed process noted, and the one that
+    resumed it repeats, is noted once."""
     manifest = run.read_manifest()
     new, before = entry(event, **facts), lineage_of(manifest)
-    repeated = {**before[-1], "time": new["time"]} == new if before and event == "loaded" else False
-    if not repeated:
-        run.write_manifest({**manifest, "lineage": [*before, new]})
+    if not any({**each, "time": new["time"]} == new for each in before if event == "loaded"):
+        run.write_manifest({**manifest, **beside, "lineage": [*before, new]})
 
 
 def lineage_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -53,14 +72,19 @@ def mark(manifest: Mapping[str, Any]) -> str:
 
 
 def _said(each: Mapping[str, Any]) -> str:
-    steps, where = each.get("agent_steps"), f"({each.get('checkpoint') or 'its beginning'})"
-    at = f"at {steps:,} agent steps" if isinstance(steps, int) else "at no known step"
+    where = f"({each.get('checkpoint') or 'from its beginning'})"
+    at, then = _steps(each.get("counts")), _steps(each.get("source_counts"))
     source, event = each.get("source"), each["event"]
     said = {
         "resumed": f"resumed {at} {where}",
         "continued": f"continued {at} {where} with {each.get('changes')}",
-        "warm_start": f"begun with the weights of {source} {where}",
-        "warm_start_optimizer": f"begun with the weights and optimizers of {source} {where}",
-        "loaded": f"loaded {each.get('parts')} of {source} {where} {at}, in phase {each.get('phase')}",
+        "warm_start": f"begun with the weights of {source} {then} {where}",
+        "warm_start_optimizer": f"begun with the weights and optimizers of {source} {then} {where}",
+        "loaded": f"{at}, phase {each.get('phase')}: loaded {each.get('parts')} of {source} {then} {where}",
     }
     return printable(said[event])
+
+
+def _steps(counts: Any) -> str:
+    steps = counts.get("agent_steps") if isinstance(counts, dict) else None
+    return f"at {steps:,} agent steps" if isinstance(steps, int) else "at an unknown step"

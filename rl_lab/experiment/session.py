@@ -78,9 +78,9 @@ def start_run(
     warm_start: tuple[Checkpoint, bool] | None = None,
 ) -> RunDirectory:
     """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
-    config = pin_sources(config, runs_dir)
     checked = read_settings(config)
     refuse_steps_that_never_come(checked)
+    config = pin_sources(config, runs_dir)
     text, name, seed = to_yaml(config), checked.experiment.name, checked.seed
     manifest = collect_manifest(
         config_text=text,

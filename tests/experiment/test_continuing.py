@@ -30,6 +30,11 @@ CONSTANT = {
 CASES = {"ppo discrete, native": "ppo", "dqn with every switch, prioritised": "dqn"}
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 def train(run_id: str, runs_dir: Path, *more: str, case: str = "ppo discrete, native", updates: int = 5) -> api.Run:
     experiment, overrides = overrides_of(case, updates=updates)
     words = [*overrides, *CONSTANT[CASES[case]], "logging.every_updates=3", *more]

@@ -42,6 +42,11 @@ HARD: dict[str, dict[str, Any]] = {  # what the second phase sets, besides envir
 }
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 def curriculum(case: str = "ppo discrete, sync", **more: Any) -> dict[str, Any]:
     """Three phases: counters of length 5, then of length 3 at another learning rate, then of length 5 again."""
     experiment, *own = CASES[case]

@@ -8,7 +8,7 @@ policy = rl_lab.load(run)
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +80,7 @@ def train(
     **settings: Any,
 ) -> Run:
     """Train an experiment to its end. Settings are `seed=1` or, for a deeper key, `algorithm__discount=0.98`."""
-    spelled = [f"{key.replace('__', '.')}={spell(value)}" for key, value in settings.items()]
-    words = [*overrides, *spelled]
+    words = [*overrides, *_as_words(settings)]
     config = compose(experiment, words, config_dir=config_dir)
     trained = session.train(
         config, words, run_id=run_id, runs_dir=runs_dir, resume_existing=resume_existing, quiet=quiet
@@ -97,8 +96,11 @@ def resume(
     overrides: Sequence[str] = (),
     trust: Sequence[str] = (),
     quiet: bool = False,
+    **settings: Any,
 ) -> Run:
-    """Continue a run. exact: bit for bit, in its own directory; warm_start: a new run that begins with its weights."""
+    """Continue a run. exact: bit for bit, in its own directory, also with more steps than it had
+    (`training__phases__train__duration_steps=200000`); warm_start: a new run that begins with its weights."""
+    overrides = [*overrides, *_as_words(settings)]
     if mode not in MODES:
         raise ConfigError(f"mode is '{mode}': write {', '.join(MODES)}.")
     directory = _directory(run, runs_dir)
@@ -118,6 +120,10 @@ def resume(
         warm_start=(found, mode == "warm_start_optimizer"),
     )
     return Run(started)
+
+
+def _as_words(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key.replace('__', '.')}={spell(value)}" for key, value in settings.items()]
 
 
 # --- looking -----------------------------------------------------------------------------------

@@ -286,5 +286,7 @@ class Phase:
     duration_updates: int | None = None
     duration_cycles: int | None = None
     freeze: tuple[str, ...] = ()  # components and controllers that do not learn in this phase
+    set: Mapping[str, Any] = field(default_factory=dict)  # settings of the config that hold while this phase runs
+    load: Mapping[str, Any] | None = None  # parts of another run that it begins with: from, parts, checkpoint
     options: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)

@@ -22,6 +22,9 @@ class Buffer(Protocol):
     def clear(self) -> None:
         """Forget every row."""
 
+    def cut(self) -> None:
+        """The environments are others from here on: episodes under way end with the newest row."""
+
     def ready(self) -> bool:
         """Whether `sample` can give a batch now."""
 

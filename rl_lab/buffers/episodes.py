@@ -57,6 +57,10 @@ class EpisodeBuffer:
         self._counts = [0] * self.num_envs  # how many episodes each environment has given
         self._finished: list[Batch] = []
 
+    def cut(self) -> None:
+        """Forget the episodes under way: the environments are others from here on."""
+        self._starts = [self._head] * self.num_envs
+
     def add(self, row: Batch) -> None:
         if self._storage.keys() != row.keys():
             self._allocate(row)

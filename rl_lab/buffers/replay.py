@@ -159,9 +159,15 @@ class Replay:
 
     def _break_off(self, row: Batch) -> Batch:
         """Rows in between went to another buffer: here the episodes end as at a time limit, and new ones begin."""
-        self._waiting.append({**self._pending, "is_last": torch.ones_like(self._pending["is_last"])})
-        self._answered += 1
+        self.cut()
         return {**row, "is_first": torch.ones_like(row["is_first"]), "reward": torch.zeros_like(row["reward"])}
+
+    def cut(self) -> None:
+        """Episodes under way end with the pending row, as at a time limit."""
+        if self._pending:
+            self._waiting.append({**self._pending, "is_last": torch.ones_like(self._pending["is_last"])})
+            self._answered += 1
+            self._pending = {}
 
     def _store_waiting(self) -> None:
         """Bring the rows that wait, and the pending one, into the ring."""

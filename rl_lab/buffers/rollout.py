@@ -47,6 +47,9 @@ class RolloutBuffer:
         """Forget every row: what comes next is another policy's."""
         self._length, self._has_pending = 0, False
 
+    def cut(self) -> None:
+        """Every collection begins a rollout of its own, and ends it: there is nothing to cut."""
+
     def ready(self) -> bool:
         return self._length > 0 and self._has_pending
 

@@ -1,12 +1,14 @@
 """Continue a run from its newest intact checkpoint. In mode `exact` the result is the same, bit for
 bit, as if it had never stopped.
 
-  exact                 the same run goes on: weights, optimiser, environments in mid-episode, random state (default)
+  exact                 the same run goes on: weights, optimiser, environments in mid-episode, random state (default);
+                        overrides say how long: durations of phases and stop rules, also of a run that has finished
   warm_start            a new run begins with its weights and normalisers; overrides are allowed
   warm_start_optimizer  like warm_start, with the optimiser's state
 
 examples:
   rl-lab resume @last
+  rl-lab resume @last training.phases.train.duration_steps=200000        more steps than it was meant to have
   rl-lab resume 20260101-1200                                   a unique prefix of an id is enough
   rl-lab resume @best --mode warm_start seed=7                  a new run that begins with its weights
   rl-lab resume @last --mode warm_start_optimizer training.phases.train.duration_steps=500000

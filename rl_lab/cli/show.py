@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
 def gather(directory: RunDirectory) -> dict[str, Any]:
     """The run as plain data: the answer of --json, and what the page is drawn from."""
     from rl_lab.config.files import from_yaml
+    from rl_lab.config.phases import extend
+    from rl_lab.runs.lineage import sentences
     from rl_lab.runs.metrics_file import read_metrics, series
 
     rows = read_metrics(directory.metrics_path)
@@ -58,12 +60,17 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "metrics": directory.metrics_path,
         "log": directory.log_path,
     }
+    manifest = directory.read_manifest()
+    config = from_yaml(directory.read_config_text(), place=str(directory.config_path))
+    for changes in manifest.get("continuations") or ():
+        extend(config, changes)
     return {
         "id": directory.id,
-        "manifest": directory.read_manifest(),
+        "manifest": manifest,
+        "lineage": sentences(manifest),
         "status": directory.read_status(),
         "tags": directory.read_tags(),
-        "config": from_yaml(directory.read_config_text(), place=str(directory.config_path)),
+        "config": config,
         "last_metrics": {name: value for row in rows for name, value in row.items()},
         "curves": curves,
         "paths": {name: path for name, path in paths.items() if path is not None and path.exists()},
@@ -106,7 +113,8 @@ def describe(facts: dict[str, Any]) -> str:
     here = Path.cwd()
     paths = facts["paths"].items()
     files = [(name, path.relative_to(here) if path.is_relative_to(here) else path) for name, path in paths]
-    sections = {"": what, "progress": progress, "curves": curves, "files": files}
+    lineage = [(str(number), event) for number, event in enumerate(facts["lineage"], 1)]
+    sections = {"": what, "progress": progress, "lineage": lineage, "curves": curves, "files": files}
     blocks = [f"{title}\n{fields(pairs)}".strip("\n") for title, pairs in sections.items() if pairs]
     run_id = format_value(facts["id"])
     next_command = "evaluate" if status["state"] in ("finished", "stopped", "pruned", "running") else "resume"

@@ -49,6 +49,7 @@ class Collector:
     report: Callable[[str], None] = lambda sentence: None
 
     def __post_init__(self) -> None:
+        self.stage = 0  # which environment of a curriculum this is
         self.episodes = EpisodeTracker(self.environment.num_envs)
         self.restarts = 0
         self._pending: EnvRows | None = None
@@ -106,6 +107,13 @@ class Collector:
         self.episodes.track(self._pending)
         self._drain_events()
 
+    def change_environment(self, environment: Environment, *, stage: int) -> None:
+        """Go on in another environment, from its first reset: nothing of the old one is kept but the restarts."""
+        self.environment.close()
+        self.environment, self.stage = environment, stage
+        self.episodes = EpisodeTracker(environment.num_envs)
+        self._pending = self._time_step = self._policy_state = None
+
     def _checked(self, rows: EnvRows, action: np.ndarray | None = None) -> EnvRows:
         """Refuse a reward or an observation that is not finite, naming the environment, or a policy that led there."""
         for name, values in (("reward", rows.reward), *rows.observation.items()):
@@ -140,6 +148,7 @@ class Collector:
             "controller": self._controller,
             "episodes": self.episodes.get_state(),
             "restarts": self.restarts,
+            "stage": self.stage,
         }
 
     def set_state(self, state: StateTree) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 from rl_lab.config.files import Config
+from rl_lab.config.phase_settings import check_load
 from rl_lab.types import ConfigError, Phase, did_you_mean
 
 PHASES = "training.phases"
@@ -28,6 +30,9 @@ def make_phase(settings: dict[str, Any], *, place: str) -> Phase:
         if not isinstance(given[key], list | tuple):
             raise ConfigError(f"{place}.{key} is {given[key]!r}: write a list, such as [{given[key]}].")
         given[key] = tuple(given[key])
+    if not isinstance(given.get("set", {}), dict):
+        raise ConfigError(f"{place}.set is {given['set']!r}: write settings, such as {{algorithm.discount: 0.9}}.")
+    check_load(given.get("load"), place=f"{place}.load")
     phase = Phase(**given)
     _check(phase, place)
     return phase
@@ -58,6 +63,11 @@ def _check(phase: Phase, place: str) -> None:
         raise ConfigError(
             f"Phase '{phase.name}' is {phase.type} and takes no agent steps, so duration_steps never ends it: "
             "set duration_updates or duration_cycles."
+        )
+    if phase.type != "online" and any(str(key).split(".")[0] == "environment" for key in phase.set):
+        raise ConfigError(
+            f"Phase '{phase.name}' is {phase.type} and collects nothing, so it sets no environment: set it in an "
+            "online phase. Evaluations are always in the config's own `environment`."
         )
     _check_updates(phase, place)
 
@@ -115,6 +125,28 @@ def override_phase(config: Config, key: str, value: Any) -> None:
     for parent in parents:
         node = node.setdefault(parent, {})
     node[last] = value
+
+
+def is_extension(key: str) -> bool:
+    """Whether a setting says how long a run goes on, and nothing else: durations of phases and stop rules."""
+    if key == "training.limit_cycles" or key.startswith("training.stop."):
+        return True
+    return key.startswith(f"{PHASES}.") and key.rpartition(".")[2] in DURATIONS and key.count(".") == 3
+
+
+def extend(config: Config, changes: Mapping[str, Any]) -> None:
+    """Give a config the durations and stop rules with which its run was continued."""
+    for key, value in changes.items():
+        if not is_extension(str(key)):
+            raise ConfigError(f"{key} is no duration and no stop rule, so no run is continued with it.")
+        if key.startswith(f"{PHASES}."):
+            override_phase(config, key, value)
+        else:
+            *parents, last = key.split(".")
+            node = config
+            for parent in parents:
+                node = node[parent]
+            node[last] = value
 
 
 def spread_train_ratio(config: Config, *, is_asked_for: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rl_lab.config.construct import call_checked
+from rl_lab.config.phase_settings import settings_of
 from rl_lab.config.phases import limited, make_phase
 from rl_lab.types import ConfigError, Phase, did_you_mean
 
@@ -126,6 +127,8 @@ def read_settings(config: Config) -> Settings:
     training: TrainingBlock = _block(TrainingBlock, config, "training")
     places = [f"training.phases.{index}" for index in range(len(training.phases))]
     phases = [make_phase(dict(phase), place=place) for phase, place in zip(training.phases, places, strict=True)]
+    for phase in phases:
+        settings_of(phase, config)
     return Settings(
         experiment=_block(ExperimentBlock, config, "experiment"),
         seed=config["seed"],

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 from zlib import crc32
 
@@ -26,6 +27,7 @@ from rl_lab.config.construct import PART_KEYS, READERS, call_checked, construct,
 from rl_lab.config.schema import Config, EvaluationBlock, Settings, read_settings, refuse_steps_that_never_come
 from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
+from rl_lab.experiment.curriculum import Borrowed, Curriculum, pin_sources
 from rl_lab.experiment.film import film_plan
 from rl_lab.experiment.saver import REPLAY, RandomState, make_saver
 from rl_lab.kernels.door import listen
@@ -40,12 +42,13 @@ from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler, total_steps
 from rl_lab.orchestration.stopping import StopRules
 from rl_lab.runs.checkpoint import Checkpoint
+from rl_lab.runs.lineage import add_lineage
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime, import_triton_first
 from rl_lab.training.schedules import parse_number
-from rl_lab.types import ConfigError, EnvSpec, Metrics, ScheduledNumber, did_you_mean
+from rl_lab.types import ConfigError, EnvSpec, Metrics, Phase, ScheduledNumber, did_you_mean
 from rl_lab.utils.seeding import seed_everything, stream_seed
 from rl_lab.utils.timing import Stopwatch
 from rl_lab.workflows.base import Workflow
@@ -96,7 +99,8 @@ class Experiment:
 
     settings: Settings
     agent: Agent
-    environment: Environment
+    collector: Collector
+    curriculum: Curriculum
     evaluator: Evaluator
     logger: MetricLogger
     display: LiveDisplay
@@ -109,7 +113,10 @@ class Experiment:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue exactly where a checkpoint was taken; random generators last, since restoring may draw."""
+        self.curriculum.hold_environment(checkpoint.state["collector"].get("stage", 0))
         apply_state(self.targets, checkpoint.state)
+        scheduler = self.orchestrator.scheduler
+        self.curriculum.set_numbers(min(scheduler.index, len(scheduler.phases) - 1))
         self.agent.runtime.forget_captures()
 
     def warm_start(self, checkpoint: Checkpoint, *, with_optimizers: bool) -> None:
@@ -119,7 +126,7 @@ class Experiment:
 
     def close(self) -> None:
         self.logger.close()
-        self.environment.close()
+        self.collector.environment.close()
         self.evaluator.close()
 
 
@@ -163,6 +170,7 @@ def build(
         )
         targets |= {"progress": housekeeping, "phase_state": scheduler, **agent.state_targets(), "buffers": buffers}
         targets |= {"collector": collector, "workflow_custom": workflow, "logger": logger, "rng": RandomState()}
+        curriculum = build_curriculum(config, settings, agent, collector, housekeeping, run)
         orchestrator = Orchestrator(
             workflow=workflow,
             scheduler=scheduler,
@@ -170,6 +178,7 @@ def build(
             housekeeping=housekeeping,
             stopwatch=stopwatch,
             interrupted=interrupted,
+            begin_phase=curriculum.begin,
         )
         for sentence in predict(buffers, environment.spec, extra_bytes_per_row=workflow.extra_bytes_per_row):
             logger.message(sentence)
@@ -178,7 +187,8 @@ def build(
     for remark in (*runtime.remarks(workflow), *agent.left_out()):
         warn(remark)
     return Experiment(
-        settings, agent, environment, evaluator, logger, display, housekeeping, orchestrator, time_split, targets
+        *(settings, agent, collector, curriculum, evaluator, logger, display, housekeeping),
+        *(orchestrator, time_split, targets),
     )
 
 
@@ -198,7 +208,11 @@ def make_plans(settings: Settings) -> tuple[dict[str, Any], Cadence]:
 def check(config: Config) -> None:
     """Build everything a config describes and throw it away: whatever is wrong with it is refused here."""
     refuse_steps_that_never_come(read_settings(config))
-    build(config, run=None, quiet=True).close()
+    experiment = build(pin_sources(config, Path(config["runs"]["directory"])), run=None, quiet=True)
+    try:
+        experiment.curriculum.read_ahead(0, is_new=True)
+    finally:
+        experiment.close()
 
 
 def build_environment(config: Config, *, stream: str, num_envs: int | None = None, render: bool = False) -> Environment:
@@ -237,6 +251,34 @@ def build_buffers(
         }
         buffers[name] = construct(block, place=f"buffers.{name}", injected=injected, plugins=settings.plugins)
     return buffers
+
+
+def build_curriculum(
+    config: Config,
+    settings: Settings,
+    agent: Agent,
+    collector: Collector,
+    housekeeping: Housekeeping,
+    run: RunDirectory | None,
+) -> Curriculum:
+    """What phases change when they begin; whatever they load is noted in the run."""
+
+    def note(phase: Phase, borrowed: Borrowed) -> None:
+        housekeeping.logger.message(f"Phase {phase.name} begins with weights of {borrowed.run}: {borrowed.parts}.")
+        if run is not None:
+            counts = {"counts": housekeeping.counts.as_dict(), "source_counts": borrowed.counts}
+            facts = {"source": borrowed.run, "checkpoint": borrowed.checkpoint, **counts}
+            add_lineage(run, "loaded", **facts, phase=phase.name, parts=borrowed.parts)
+
+    return Curriculum(
+        config,
+        settings.phases,
+        workflow=agent.workflow,
+        collector=collector,
+        make_environment=build_environment,
+        on_change=housekeeping.environment_changed,
+        on_load=note,
+    )
 
 
 def build_evaluator(config: Config, block: EvaluationBlock, runtime: Runtime) -> Evaluator:

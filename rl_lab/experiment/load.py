@@ -7,6 +7,7 @@ from typing import Any
 
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.files import from_yaml
+from rl_lab.config.phases import extend
 from rl_lab.config.schema import read_settings
 from rl_lab.environments.base import Blueprint
 from rl_lab.environments.saved import from_plain
@@ -22,10 +23,13 @@ CHANGEABLE = ("environment.max_restarts", "environment.worker_timeout_s")  # at 
 
 
 def load_config(run: RunDirectory) -> dict[str, Any]:
-    """The saved config of a run, upgraded to this version's schema."""
+    """The saved config of a run, upgraded to this version's schema, with the durations it was continued with."""
     manifest = run.read_manifest()
     config = from_yaml(run.read_config_text(), place=str(run.config_path))
-    return migrate_config(config, int(manifest["config_schema_version"]))
+    config = migrate_config(config, int(manifest["config_schema_version"]))
+    for changes in manifest.get("continuations") or ():
+        extend(config, changes)
+    return config
 
 
 def differences(run: Mapping[str, Any], asked: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:

@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rl_lab.config.compose import apply_overrides, to_yaml
+from rl_lab.config.compose import to_yaml
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
 from rl_lab.environments.saved import to_plain
 from rl_lab.experiment.build import Experiment, build
+from rl_lab.experiment.continuing import asked_for, check_extension, note_extension
+from rl_lab.experiment.curriculum import pin_sources
 from rl_lab.experiment.film import record_video
 from rl_lab.experiment.load import CHANGEABLE, differences, load_config, open_config
 from rl_lab.experiment.trust import foreign_packages, remember_consent
@@ -21,6 +23,7 @@ from rl_lab.metrics.writers import TextLogWriter
 from rl_lab.orchestration.housekeeping import Housekeeping, Prune, go_on
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.index import RunIndex
+from rl_lab.runs.lineage import add_lineage, place_of, warm_origin
 from rl_lab.runs.lock import RunLock
 from rl_lab.runs.manifest import changes_since, collect_manifest
 from rl_lab.runs.report import write_report
@@ -80,6 +83,7 @@ def start_run(
     """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
     checked = read_settings(config)
     refuse_steps_that_never_come(checked)
+    config = pin_sources(config, runs_dir)
     text, name, seed = to_yaml(config), checked.experiment.name, checked.seed
     manifest = collect_manifest(
         config_text=text,
@@ -87,7 +91,7 @@ def start_run(
         algorithm=str(config["algorithm"]["_target_"]).rsplit(".", 1)[-1],
         environment_id=str(config["environment"]["id"]),
         name=name,
-    )
+    ) | {"lineage": [] if warm_start is None else [warm_origin(*warm_start)]}
     files = first_files(
         config_text=text, overrides=overrides, manifest=manifest, tags=[*checked.experiment.tags, *tags]
     )
@@ -96,8 +100,9 @@ def start_run(
     with RunLock(run), handled_by(interruption.ask), _recorded(run, interruption):
         try:
             experiment = _build(config, run, interruption, quiet=quiet, prune=prune)
-            if warm_start is not None:
-                with _closed_on_error(experiment):
+            with _closed_on_error(experiment):
+                experiment.curriculum.read_ahead(0, is_new=True)
+                if warm_start is not None:
                     experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
         except RLLabError:  # refused at the door: no run began, so none is left behind
             run.discard()
@@ -116,30 +121,29 @@ def continue_run(
     prune: Prune = go_on,
 ) -> None:
     """Go on exactly where the newest intact checkpoint was taken."""
-    config = open_config(run, trust)
-    for word in overrides:
-        key = word.lstrip("+").partition("=")[0]
-        if key not in CHANGEABLE:
-            raise ConfigError(
-                f"{word}: an exact resume continues bit for bit, so it changes only {' and '.join(CHANGEABLE)}. To "
-                "go on with other settings, use --mode warm_start_optimizer, which starts a new run from these "
-                "weights."
-            )
-        config["environment"].setdefault(key.partition(".")[2], None)  # a run of an earlier version may lack it
-    config = apply_overrides(config, overrides)
+    config, changes = asked_for(run, open_config(run, trust), overrides)
     run.check_config()
     with RunLock(run):
         state = run.read_status()["state"]
-        if state in DONE:
+        differing: list[str] = []
+        if changes:
+            differing, checkpoint = check_extension(run, config)  # nothing is written where it is refused
+            run.write_status("interrupted", message=f"Continue with `rl-lab resume {run.id}`.")
+            note_extension(run, changes, checkpoint)
+        elif state in DONE:
+            last = config["training"]["phases"][-1].get("name")
             raise RunError(
-                f"Run {run.id} has {state} already. Evaluate it with `rl-lab evaluate {run.id}`, or start anew from "
-                "its weights with --mode warm_start."
+                f"Run {run.id} has {state} already. To go on with more steps, write how many in all: `rl-lab resume "
+                f"{run.id} training.phases.{last}.duration_steps=N`. Evaluate it with `rl-lab evaluate {run.id}`, or "
+                "start anew from its weights with --mode warm_start."
             )
         interruption = _Interruption()
         with handled_by(interruption.ask), _recorded(run, interruption):
             experiment = _build(config, run, interruption, quiet=quiet, prune=prune)
             with _closed_on_error(experiment):
-                _restore_newest(experiment, run)
+                _restore_newest(experiment, run, is_noted=bool(changes))
+                for sentence in differing:
+                    experiment.logger.message(sentence, "warning")
             _run(experiment, run, interruption)
     interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
 
@@ -160,17 +164,27 @@ def _build(
     return experiment
 
 
-def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:
+def _restore_newest(experiment: Experiment, run: RunDirectory, *, is_noted: bool) -> None:
     store = CheckpointStore(run.checkpoints_dir, identity=run.identity())
     if changes := changes_since(run.read_manifest()):
         sentence = f"This run began with {'; '.join(changes)}: from here on its numbers may differ in their last bits."
         experiment.logger.message(sentence, "warning")
     checkpoint = store.load_newest_valid(lambda sentence: experiment.logger.message(sentence, "warning"))
+    if not is_noted:
+        add_lineage(run, "resumed", source=run.id, **place_of(checkpoint))
+    continuations = len(run.read_manifest().get("continuations") or ())
+    experiment.housekeeping.continuations = continuations
     if checkpoint is None:
         experiment.logger.message("This run has no checkpoint yet: it starts from its beginning, with its own seed.")
         experiment.logger.restart()
+        experiment.curriculum.read_ahead(0, is_new=True)
         return
     experiment.restore(checkpoint)
+    housekeeping, scheduler = experiment.housekeeping, experiment.orchestrator.scheduler
+    is_extended, housekeeping.continuations = continuations > housekeeping.continuations, continuations
+    if is_extended and housekeeping.is_over:
+        housekeeping.reopen(continuations)
+    experiment.curriculum.read_ahead(scheduler.index, is_new=scheduler.cycles == 0)
     steps = checkpoint.counts["agent_steps"]
     experiment.logger.message(f"Resumed {run.id} at {steps:,} agent steps from {checkpoint.path.name}.")
 

@@ -89,12 +89,13 @@ def _modules(node: Any, place: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(node, Mapping):
         for key, value in node.items():
             inner = f"{place}.{key}" if place else str(key)
-            if key == "_target_":
+            last = inner.rpartition(".")[2]  # a phase may write `environment.id` as one key
+            if last == "_target_":
                 yield str(value).rpartition(".")[0] or str(value), inner
             elif inner == "plugins":
                 plugins = value if isinstance(value, list) else [value] if value else []
                 yield from ((str(plugin), inner) for plugin in plugins)
-            elif place.startswith("environment") and key in ("id", "env_id") and ":" in str(value):
+            elif "environment" in inner and last in ("id", "env_id") and ":" in str(value):
                 yield str(value).rpartition(":")[0], inner
             else:
                 yield from _modules(value, inner)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -45,6 +45,8 @@ class MetricLogger:
         self.last_non_finite: tuple[str, ...] = ()  # metrics of the newest row that are NaN or infinite
         self._numbers: dict[str, list[float]] = {}
         self._tensors: dict[str, list[Tensor]] = {}  # 0-d tensors, and 1-d tensors of scalars already packed
+        self._mark: StateTree = None  # where the run ended
+        self._pretended: StateTree = None  # while a state is saved that goes back there
         self._known_names: set[str] = set()
         self._warn_above = dict(WARN_ABOVE)  # limits that no row has passed yet
 
@@ -95,14 +97,32 @@ class MetricLogger:
         """The unwritten window, exact to the bit, and where each writer stands."""
         # The window itself becomes numbers, so that this run and one resumed from here go on alike.
         self._numbers, self._tensors = _joined(self._numbers, _read(self._tensors)), {}
+        return self._pretended or {**self._standing(), "mark": self._mark}
+
+    def _standing(self) -> dict[str, StateTree]:
         return {
             "window": pack_series(self._numbers),
             "writers": {writer.name: writer.get_state() for writer in self.writers},
         }
 
+    def mark(self) -> None:
+        """Remember this place: a run that ends here may be continued after all, and then goes back to it."""
+        self.get_state()
+        self._mark = self._standing()
+
+    @contextmanager
+    def at_mark(self) -> Iterator[None]:
+        """Inside, a state that is saved is the marked one; afterwards, this logger goes back there."""
+        self._pretended = {**self._mark, "mark": None}
+        try:
+            yield
+        finally:
+            state, self._pretended = self._pretended, None
+        self.set_state(state)
+
     def set_state(self, state: StateTree) -> None:
         """Go back to a saved window. A writer that was not there when the state was saved starts afresh."""
-        self._numbers, self._tensors = unpack_series(state["window"]), {}
+        self._numbers, self._tensors, self._mark = unpack_series(state["window"]), {}, state.get("mark")
         self.last_non_finite = ()
         for writer in self.writers:
             if writer.name in state["writers"]:

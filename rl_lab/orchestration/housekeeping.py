@@ -7,7 +7,7 @@ checkpoints may follow the clock, and saving one changes nothing that a run comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from rl_lab.orchestration.cadence import Cadence, DueMarks
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import PRUNED, Stopping, StopRules
 from rl_lab.types import CollectResult, Counts, Metrics, RunError, StateTree
+from rl_lab.utils.seeding import get_rng_state, set_rng_state
 from rl_lab.utils.timing import Stopwatch
 
 
@@ -84,6 +85,7 @@ class Housekeeping:
         self._latest: Metrics = {}  # newest statistics of finished episodes
         self._evaluated: Metrics = {}  # evaluation results not yet written
         self._learnt: Metrics = {}  # newest value of each metric of an update
+        self._episodes_before = 0  # of the run, when its environment last changed
         self.best_score: float | None = None
         self.last_score: float | None = None
         self.evaluations_done = 0
@@ -92,6 +94,9 @@ class Housekeeping:
         self.is_final = False  # the run is over, even where its phases are not
         self.is_ending = False  # in the last evaluation: nothing would be lost by leaving at once
         self._is_best_unsaved = False
+        self.continuations = 0  # how often the run has been given other durations or stop rules
+        self._before_end: StateTree = None  # what a longer run has where this one ended
+        self._is_row_due = False  # the row at which the run ended is still to be written
 
     @property
     def counts(self) -> Counts:
@@ -105,6 +110,10 @@ class Housekeeping:
 
     def collected(self, result: CollectResult) -> None:
         self._latest.update(result.metrics)
+
+    def environment_changed(self) -> None:
+        """Returns of episodes so far say nothing about those to come."""
+        self._latest, self._episodes_before = {}, self.counts.episodes
 
     def updated(self, metrics: Metrics) -> None:
         self.logger.add(metrics)
@@ -120,11 +129,13 @@ class Housekeeping:
                 self._films.film(counts)
         is_log_due = self._marks["log"].due(counts, session_s)
         reason = self.stopping.reason(
-            counts,
+            replace(counts, episodes=counts.episodes - self._episodes_before),
             wall_s=self.wall_s,
             episode_return=self._latest.get("collect/episode_return_mean"),
             eval_return=self._evaluated.get("eval/episode_return_mean"),
         )
+        if self.scheduler.finished or reason is not None:
+            self._note_end(is_row_due=is_log_due or bool(self._evaluated))
         if is_log_due or self._evaluated or phase_ended or reason is not None:
             row = self.write_row()
             if reason is None and not self.scheduler.finished and (why := self.prune(row)) is not None:
@@ -191,11 +202,41 @@ class Housekeeping:
         if self.evaluation.final_episodes > 0 and not self.is_pruned:
             self.save()  # before the evaluation, which may be interrupted
             self.is_ending = True
+            random_state = get_rng_state()  # of a run that goes on from here, which has no evaluation here
             self._score(self.evaluation.final_episodes)
+            set_rng_state(random_state)
             self.is_ending = False
             self.write_row()
         self.is_final = True
         self.save()
+
+    # --- a run that has ended and goes on after all ---
+
+    def _note_end(self, *, is_row_due: bool) -> None:
+        """Keep what a longer run would have here, before anything is written that only the end writes."""
+        self._before_end = None
+        kept = {name: value for name, value in self.get_state().items() if name not in ("wall_s", "continuations")}
+        self._before_end = {**kept, "is_row_due": is_row_due}
+        self.logger.mark()
+
+    @property
+    def is_over(self) -> bool:
+        return self.scheduler.finished or self.stop_reason is not None or self.is_final
+
+    def reopen(self, continuations: int) -> None:
+        """Undo the end, which a longer run does not have here, and save that; only then do the rows of the end go."""
+        assert self._before_end is not None, "a run without an end cannot be continued after it"
+        self.set_state({**self._before_end, "wall_s": self._earlier_wall_s})
+        self.continuations = continuations
+        self.scheduler.reopen()
+        with self.logger.at_mark():
+            self.save()
+
+    def catch_up(self) -> None:
+        """Write the row that was due where the run ended, with the progress of the longer run."""
+        if self._is_row_due:
+            self._is_row_due = False
+            self.write_row()
 
     def _refuse_broken(self, non_finite: Iterable[str]) -> None:
         broken = [name for name in non_finite if name.startswith("loss/") or name.endswith("grad_norm")]
@@ -209,6 +250,7 @@ class Housekeeping:
         return {
             "marks": {name: marks.get_state() for name, marks in self._marks.items()},
             "latest": dict(self._latest),
+            "episodes_before": self._episodes_before,
             "evaluated": dict(self._evaluated),
             "best_score": self.best_score,
             "last_score": self.last_score,
@@ -217,15 +259,23 @@ class Housekeeping:
             "wall_s": self.wall_s,
             "is_final": self.is_final,
             "stop_reason": self.stop_reason,
+            "continuations": self.continuations,
+            "before_end": self._before_end,
+            "is_row_due": self._is_row_due,
+            "is_best_unsaved": self._is_best_unsaved,
         }
 
     def set_state(self, state: StateTree) -> None:
         for name, marks in state["marks"].items():
             self._marks[name].set_state(marks)
         self._latest, self._evaluated = dict(state["latest"]), dict(state["evaluated"])
+        self._episodes_before = state.get("episodes_before", 0)
         self.best_score, self.last_score = state["best_score"], state["last_score"]
         self.evaluations_done = state["evaluations_done"]
         self.stopping.set_state(state["stopping"])
         self._earlier_wall_s = state["wall_s"]
         self.is_final = state["is_final"]
         self.stop_reason = state.get("stop_reason")  # checkpoints of earlier versions do not know it
+        self.continuations = state.get("continuations", 0)
+        self._before_end, self._is_row_due = state.get("before_end"), state.get("is_row_due", False)
+        self._is_best_unsaved = state.get("is_best_unsaved", False)

@@ -32,6 +32,7 @@ class Orchestrator:
     housekeeping: Housekeeping
     stopwatch: Stopwatch
     interrupted: Callable[[], bool] = lambda: False
+    begin_phase: Callable[..., None] = lambda index, *, is_new: None  # what a phase sets and loads
 
     def __post_init__(self) -> None:
         for phase in self.scheduler.phases:
@@ -44,10 +45,12 @@ class Orchestrator:
         if self.housekeeping.stop_reason is not None:  # resumed after a stop rule had ended it
             self.housekeeping.finish(self.housekeeping.stop_reason)
             return "stopped"
+        self.housekeeping.catch_up()
         entered = -1
         while not self.scheduler.finished:
             if entered != self.scheduler.index:
                 entered = self.scheduler.index
+                self.begin_phase(entered, is_new=self.scheduler.cycles == 0)
                 self.workflow.enter_phase(self.scheduler.current())
             self._cycle(self.scheduler.current())
             controller = self.scheduler.current().controller

@@ -31,6 +31,7 @@ class PhaseScheduler:
         # Update passes owed at the last resume, agent steps of this phase since then, and passes paid. Exact, since 0.3
         # added ten times is not 3 in binary; apart, since whole numbers take a tenth of a Fraction's time.
         self._carried, self._steps, self._paid = Fraction(0), 0, 0
+        self._ended: StateTree = {}  # where the phase before this one stood when it ended: it may be made longer
         ratios = [phase.updates_per_step for phase in phases]
         self._ratios = [None if ratio is None else Fraction(str(ratio)) for ratio in ratios]  # str: 0.3 means 3/10
 
@@ -111,23 +112,36 @@ class PhaseScheduler:
         self.cycles += 1
         if self.fraction() < 1.0:
             return False
+        self._ended = self._standing()
         self.index += 1
         self.phase_counts, self.cycles, self._carried, self._steps, self._paid = Counts(), 0, Fraction(0), 0, 0
         return True
 
+    def reopen(self) -> None:
+        """Go on in the last phase, which is longer now than when it ended."""
+        if self.finished:
+            self.index -= 1
+            self._stand(self._ended)
+
+    def _standing(self) -> StateTree:
+        credit = "0" if self.finished else str(self.credit)
+        return {"phase_counts": self.phase_counts.as_dict(), "cycles": self.cycles, "credit": credit}
+
+    def _stand(self, state: StateTree) -> None:
+        self.cycles, self._carried, self._steps, self._paid = state["cycles"], Fraction(state["credit"]), 0, 0
+        self.phase_counts = Counts(**state["phase_counts"])
+
     def get_state(self) -> StateTree:
-        return {
-            "index": self.index,
-            "run_counts": self.run_counts.as_dict(),
-            "phase_counts": self.phase_counts.as_dict(),
-            "cycles": self.cycles,
-            "credit": "0" if self.finished else str(self.credit),
-        }
+        run = {"index": self.index, "run_counts": self.run_counts.as_dict(), "ended": self._ended}
+        return {**run, **self._standing()}
 
     def set_state(self, state: StateTree) -> None:
-        self.index, self.cycles = state["index"], state["cycles"]
-        self._carried, self._steps, self._paid = Fraction(state["credit"]), 0, 0
-        self.run_counts, self.phase_counts = Counts(**state["run_counts"]), Counts(**state["phase_counts"])
+        self.index, self.run_counts, self._ended = (
+            state["index"],
+            Counts(**state["run_counts"]),
+            state.get("ended") or {},
+        )
+        self._stand(state)
 
 
 def _one_update_more(counts: Counts) -> Counts:

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rl_lab.runs.lineage import mark
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import RunError, did_you_mean
 from rl_lab.utils.text import printable
@@ -20,14 +21,14 @@ from rl_lab.utils.text import printable
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _BUSY_TIMEOUT_S = 5.0
 _COUNTS = ("agent_steps", "env_frames", "episodes", "updates")
 _COLUMNS = {
     "id": "TEXT PRIMARY KEY",
     **dict.fromkeys(("name", "algorithm", "environment"), "TEXT"),
     "seed": "INTEGER",
-    **dict.fromkeys(("git", "config_hash", "tags", "notes", "status", "created", "updated"), "TEXT"),
+    **dict.fromkeys(("git", "config_hash", "tags", "notes", "status", "created", "updated", "lineage"), "TEXT"),
     **dict.fromkeys(_COUNTS, "INTEGER"),
     **dict.fromkeys(("wall_s", "best_score", "final_score"), "REAL"),
     "fingerprint": "TEXT",  # when the files behind the row were last written
@@ -221,6 +222,7 @@ def _row(run: RunDirectory) -> dict[str, Any]:
         "notes": tags["notes"],
         "status": status["state"],
         "created": manifest.get("created"),
+        "lineage": mark(manifest),
         "updated": status["time"],
         **{name: status["counts"].get(name, 0) for name in _COUNTS},
         **{name: status[name] for name in ("wall_s", "best_score", "final_score")},

@@ -29,6 +29,7 @@ _KINDS: Kinds = {
     **dict.fromkeys(("name", "algorithm", "environment_id", "config_hash", "created", "command_line"), _TEXT),
     **dict.fromkeys(("identity", "rl_lab_version", "python", "cpu", "gpu"), _TEXT),
     **dict.fromkeys(("git", "packages"), (dict, type(None))),
+    **dict.fromkeys(("lineage", "continuations"), (list, type(None))),
     "seed": (int, type(None)),
 }
 

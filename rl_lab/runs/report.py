@@ -9,6 +9,7 @@ from typing import Any
 
 from rl_lab.runs.curve import write_curve
 from rl_lab.runs.files import readable_disk_errors, write_atomic
+from rl_lab.runs.lineage import sentences
 from rl_lab.runs.metrics_file import read_metrics, series
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import MissingExtraError
@@ -39,6 +40,7 @@ def _page(run: RunDirectory, state: str | None) -> str:
         _curve(run, rows, title),
         _table("Last metrics", ("metric", "value"), _last_metrics(rows)),
         _table("Where the time went", ("section", "fraction of wall-clock"), _time_split(rows)),
+        _lineage(manifest),
         _commands(run, manifest),
         _links(run),
         f"## Config\n\n<details>\n<summary>config.yaml</summary>\n\n```yaml\n{run.read_config_text().rstrip()}\n```\n"
@@ -94,6 +96,11 @@ def _time_split(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [
         (name, f"{100 * fraction:.1f} %") for name, fraction in sorted(fractions.items(), key=lambda item: -item[1])
     ]
+
+
+def _lineage(manifest: dict[str, Any]) -> str:
+    lines = sentences(manifest)
+    return "## Lineage\n\n" + "".join(f"- {_cell(line)}\n" for line in lines) if lines else ""
 
 
 def _commands(run: RunDirectory, manifest: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ start |   ______                      warmup: from 0 up to start, linearly
       |  /      \\                     then from start to end: linear, cosine or exponential
       | /        \\_____  end          after `over`: end
       +-----------------------------> unit: fraction of the phase, agent_steps, env_frames, updates, episodes
-        warmup   over
+        warmup   over                 with `from`, all of it begins so much later, and waits with its first value
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Schedule:
     unit: str = "fraction"
     over: float = 1.0  # where `end` is reached, in the unit
     warmup: float = 0.0  # in the unit
+    begin: float = 0.0  # `from` in a config: `over` and `warmup` count from here, in the unit
     place: str = field(default="schedule", compare=False)  # for messages: the setting this is
 
     def __post_init__(self) -> None:
@@ -46,6 +47,9 @@ class Schedule:
                 f"{self.place}: warmup is {self.warmup:g} and over is {self.over:g} {self.unit}; allowed is "
                 f"0 <= warmup < over. {EXAMPLE}"
             )
+        if not 0 <= self.begin < math.inf or (self.unit == "fraction" and self.begin >= 1):
+            most = ", less than the whole phase (1)" if self.unit == "fraction" else ""
+            raise ConfigError(f"{self.place}: from is {self.begin:g} {self.unit}; allowed is a number from 0 on{most}.")
         if self.kind == "exponential" and not (self.start > 0 and (self.end or 0) > 0):
             raise ConfigError(
                 f"{self.place}: an exponential schedule goes between numbers above 0, not from {self.start:g} to "
@@ -60,6 +64,7 @@ class Schedule:
     def __call__(self, progress: Progress) -> float:
         """The number at this point of the run."""
         amount = progress.fraction if self.unit == "fraction" else getattr(progress.run, self.unit)
+        amount = max(amount - self.begin, 0)
         if amount < self.warmup:
             return self.start * amount / self.warmup
         if self.end is None or self.kind == "constant":
@@ -102,13 +107,13 @@ def parse_number(value: Any, place: str) -> Number:
 
 
 def _from_mapping(mapping: Mapping[str, Any], place: str) -> Schedule:
-    allowed = ["schedule", "start", "end", "unit", "over", "warmup"]
+    allowed = ["schedule", "start", "end", "unit", "over", "warmup", "from"]
     for key in mapping:
         if key not in allowed:
             nearest = did_you_mean(str(key), allowed)
             raise ConfigError(f"{place}: a schedule has no key '{key}'; allowed: {', '.join(allowed)}.{nearest}")
     kind, unit = mapping.get("schedule", "linear"), mapping.get("unit", "fraction")
-    numbers = ("start", "end", "over", "warmup")
+    numbers = ("start", "end", "over", "warmup", "from")
     settings = {key: _number(mapping[key], f"{place}.{key}") for key in numbers if mapping.get(key) is not None}
     if "start" not in settings:
         raise ConfigError(f"{place}: a schedule needs a start. {EXAMPLE}")
@@ -116,6 +121,9 @@ def _from_mapping(mapping: Mapping[str, Any], place: str) -> Schedule:
         if kind != "constant":
             raise ConfigError(f"{place}: over how many {unit}? Write over: 50000, say.")
         settings["over"] = math.inf  # a constant with a warm-up has no end to reach
+    settings["begin"] = settings.pop("from", 0.0)  # a word of Python's own
+    if "over" not in settings and 0 < settings["begin"] < 1:
+        settings["over"] = 1.0 - settings["begin"]  # to the end of the phase
     return Schedule(kind=kind, unit=unit, place=place, **settings)
 
 
@@ -129,7 +137,7 @@ def _from_text(text: str, place: str) -> Number:
         key, equals, amount = (part.strip() for part in argument.partition("="))
         if not equals:
             key, amount = next(positions, "a third number"), argument
-        if key in ("over", "warmup") and len(words := amount.split()) == 2:
+        if key in ("over", "warmup", "from") and len(words := amount.split()) == 2:
             amount, mapping["unit"] = words[0], _one_unit(mapping.get("unit"), words[1], place)
         mapping[key] = amount
     return _from_mapping(mapping, place)

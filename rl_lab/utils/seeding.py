@@ -16,6 +16,7 @@ STREAMS = {
     "play_environment": 3,
     "buffer": 4,
     "dataset_environment": 5,
+    "phase_environment": 6,
 }
 
 

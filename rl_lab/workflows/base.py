@@ -49,6 +49,7 @@ class Workflow(ABC):
     notes_priorities: ClassVar[bool] = False  # tells with every batch how much there was to learn from each start
     not_exportable: ClassVar[str] = ""  # why its policy cannot act from a file of its own; empty: it can
     sample_in_evaluations: bool = False  # mode "eval" draws its actions, too
+    part_groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # names for several components, for `load:` of a phase
     n_step: int | None = None  # an update learns from sequences of n_step + 1 rows; None: of any length
 
     context: WorkflowContext

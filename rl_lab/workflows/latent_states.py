@@ -50,6 +50,9 @@ class LatentStateWorkflow(WorldModelWorkflow):
     """Acts from a model's state, keeps that state in every row, and learns from sequences that begin with one."""
 
     notes_priorities: ClassVar[bool] = True  # the model's loss of each sequence
+    part_groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "world_model": ("encoder", "dynamics", "decoder", "reward_head", "continue_head", "action_mask_head")
+    }
     exploration_noise: float
     loss_scales: Mapping[str, float | Schedule]
     optimizers: Mapping[str, Any]  # by the name their metrics carry; "": the only one

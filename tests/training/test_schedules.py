@@ -96,3 +96,42 @@ def test_every_spelling(value: Any, expected: Any) -> None:
 def test_mistakes_are_refused_with_their_place(value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_number(value, "algorithm.clip")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "linear(1.0, 0, over=50000 agent_steps, from=20000)",
+        "linear(1.0, 0, from=20000 agent_steps, over=50000)",
+        {"start": 1.0, "end": 0, "unit": "agent_steps", "over": 50000, "from": 20000},
+    ],
+)
+def test_a_late_schedule_waits_with_its_first_value_and_then_takes_as_long(value: Any) -> None:
+    schedule = parse_number(value, "optimizers.controller.learning_rate")
+    values = [value_at(schedule, at(agent_steps=steps)) for steps in (0, 20000, 45000, 70000, 99999)]
+    assert values == [1.0, 1.0, 0.5, 0.0, 0.0]
+
+
+def test_a_schedule_that_begins_late_in_its_phase_ends_with_the_phase() -> None:
+    schedule = parse_number("linear(1.0, 0, from=0.5)", "x")
+    assert [value_at(schedule, at(fraction)) for fraction in (0.0, 0.5, 0.75, 1.0)] == [1.0, 1.0, 0.5, 0.0]
+
+
+def test_the_warmup_of_a_late_schedule_is_late_too() -> None:
+    schedule = parse_number("linear(1.0, 0, warmup=10 updates, over=30, from=100)", "x")
+    assert [value_at(schedule, at(updates=n)) for n in (0, 100, 105, 110, 120, 130)] == [0.0, 0.0, 0.5, 1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("linear(1, 0, from=1.5)", "x: from is 1.5 fraction; allowed is a number from 0 on, less than the whole phase"),
+        ("linear(1, 0, over=9 updates, from=-1)", "x: from is -1 updates; allowed is a number from 0 on."),
+        ("linear(1, 0, over=9 updates, from=3 episodes)", "one schedule counts in one unit"),
+        ("linear(1, 0, form=0.5)", "Did you mean 'from'?"),
+    ],
+)
+def test_a_wrong_beginning_is_refused(value: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_number(value, "x")
+    assert sentence in str(refused.value)

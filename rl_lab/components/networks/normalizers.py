@@ -178,6 +178,11 @@ class RewardNormalizer(nn.Module):
         self.moments.update(returns.reshape(-1), (~is_first).reshape(-1))
         self.factor.copy_((self.moments.variance + self.epsilon).rsqrt())
 
+    @torch.no_grad()
+    def forget_episodes(self) -> None:
+        """The environments are others from here on: no return of theirs is under way."""
+        self.running_return.zero_()
+
 
 def _mode(modes: Mapping[str, str], name: str, action: ActionSpec | None, *, place: str) -> str:
     """`auto`: tasks with continuous actions have observations and rewards of any scale."""

@@ -1,0 +1,144 @@
+"""A run that goes on longer than it was meant to: other durations and stop rules, the same run, its counters going on.
+
+The continued run is the one that had these durations from the start, bit for bit; where a schedule follows the length
+of its phase, it is not, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rl_lab.config.compose import apply_overrides
+from rl_lab.config.groups import parse_values
+from rl_lab.config.phases import is_extension
+from rl_lab.config.schema import Settings, read_settings
+from rl_lab.experiment.load import CHANGEABLE, load_config
+from rl_lab.orchestration.phase_scheduler import DURATIONS
+from rl_lab.orchestration.stopping import Stopping, StopRules
+from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
+from rl_lab.runs.lineage import add_lineage, place_of
+from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.training.schedules import KINDS, Schedule, parse_number
+from rl_lab.types import ConfigError, Counts, Phase, RunError, StateTree
+
+Config = Mapping[str, Any]
+
+
+def asked_for(run: RunDirectory, config: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], Config]:
+    """The config to go on with, and which durations and stop rules of it are new."""
+    changes: dict[str, Any] = {}
+    for item in parse_values(overrides):
+        key = str(item.key_or_group)
+        if is_extension(key):
+            changes[key] = item.value()
+        elif key not in CHANGEABLE:
+            raise ConfigError(
+                f"{item.input_line}: an exact resume goes on as the run was, so it changes only how long: "
+                "training.phases.NAME.duration_steps (_updates, _cycles), training.stop.*, and "
+                f"{' and '.join(CHANGEABLE)}. To go on with other settings, use --mode warm_start_optimizer, which "
+                "starts a new run from these weights."
+            )
+        else:
+            config["environment"].setdefault(key.partition(".")[2], None)  # a run of an earlier version may lack it
+    return apply_overrides(config, overrides), changes
+
+
+def check_extension(run: RunDirectory, config: Config) -> tuple[list[str], Checkpoint | None]:
+    """Refuse durations and stop rules with which a run cannot go on; back comes how it will differ from one that had
+    them from the start, and from where it goes on."""
+    before, after = read_settings(load_config(run)), read_settings(config)
+    if (before.phases, before.stop) == (after.phases, after.stop):
+        raise ConfigError(f"Run {run.id} has these durations and stop rules already: there is nothing to change.")
+    store = CheckpointStore(run.checkpoints_dir, identity=run.identity())
+    found = store.load_newest_valid(lambda sentence: None, ("phase_state", "progress"))
+    if found is None:
+        return [], None  # it starts from its beginning
+    state, progress = found.state["phase_state"], found.state["progress"]
+    is_finished = state["index"] >= len(before.phases)
+    if (is_finished or progress.get("stop_reason")) and progress.get("before_end") is None:
+        raise RunError(
+            f"Run {run.id} was ended by an earlier version of RL Lab, which did not keep what going on needs: use "
+            "--mode warm_start_optimizer."
+        )
+    index = len(before.phases) - 1 if is_finished else state["index"]
+    standing = state["ended"] if is_finished else state
+    _refuse_phases_that_are_over(before.phases[:index], after.phases[:index])
+    _refuse_too_short(after.phases[index], standing)
+    _refuse_rules_that_hold(run, after, state, progress)
+    has_begun = standing["cycles"] > 0 and before.phases[index] != after.phases[index]
+    return _differences(config, after.phases[index]) if has_begun else [], found
+
+
+def note_extension(run: RunDirectory, changes: Config, checkpoint: Checkpoint | None) -> None:
+    """From here on the run has these durations; config.yaml stays what it began with."""
+    said = ", ".join(f"{key}={'null' if value is None else value}" for key, value in changes.items())
+    continuations = [*(run.read_manifest().get("continuations") or ()), dict(changes)]
+    place = place_of(checkpoint)
+    add_lineage(run, "continued", {"continuations": continuations}, source=run.id, changes=said, **place)
+
+
+def _refuse_phases_that_are_over(before: Sequence[Phase], after: Sequence[Phase]) -> None:
+    for was, now in zip(before, after, strict=True):
+        if was != now:
+            raise ConfigError(
+                f"Phase '{was.name}' is over, and what came after it follows from it: make the phase under way, the "
+                "last one that ran or a later one longer."
+            )
+
+
+def _refuse_too_short(phase: Phase, standing: StateTree) -> None:
+    for name, unit in DURATIONS.items():
+        duration = getattr(phase, name)
+        if duration is None:
+            continue
+        done = standing["cycles"] if unit is None else standing["phase_counts"][unit]
+        if done >= duration:
+            what = "cycles" if unit is None else unit.replace("_", " ")
+            raise ConfigError(
+                f"training.phases.{phase.name}.{name} is {duration}, but that phase has {done} {what} already: write "
+                "more than that."
+            )
+
+
+def _refuse_rules_that_hold(run: RunDirectory, settings: Settings, state: StateTree, progress: StateTree) -> None:
+    """A run that a rule stopped goes on only where no rule holds any more."""
+    if not progress.get("stop_reason"):
+        return
+    stopping, end = Stopping(StopRules(**asdict(settings.stop))), progress["before_end"]
+    stopping.set_state(end["stopping"])
+    counts = Counts(**state["run_counts"])
+    reason = stopping.reason(
+        counts,
+        wall_s=progress["wall_s"],
+        episode_return=end["latest"].get("collect/episode_return_mean"),
+        eval_return=end["evaluated"].get("eval/episode_return_mean"),
+    )
+    if reason is not None:
+        raise ConfigError(
+            f"Run {run.id} would stop at once: {reason}. Raise that rule of training.stop, or write null for none."
+        )
+
+
+def _differences(config: Config, phase: Phase) -> list[str]:
+    """Schedules that span the phase now go on otherwise than they would have."""
+    blocks = {name: config[name] for name in ("algorithm", "optimizers", "buffers")}
+    return [
+        f"{place} runs over the phase '{phase.name}', which is longer now: from here on it is behind where it was, and "
+        "this run differs from one that had this length from the start."
+        for place, schedule in _schedules({**blocks, "set": phase.set})
+        if schedule.unit == "fraction"
+    ]
+
+
+def _schedules(node: Any, place: str = "") -> Iterator[tuple[str, Schedule]]:
+    if isinstance(node, Mapping) and ("start" not in node or "_target_" in node):
+        for key, value in node.items():
+            yield from _schedules(value, f"{place}.{key}" if place else str(key))
+        return
+    is_text = isinstance(node, str) and node.strip().startswith(tuple(f"{kind}(" for kind in KINDS))
+    if is_text or isinstance(node, Mapping):
+        number = parse_number(node, place)
+        if isinstance(number, Schedule):
+            yield place, number

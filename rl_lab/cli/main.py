@@ -105,8 +105,13 @@ def _dispatch(words: list[str]) -> int:
         kind = "option" if name.startswith("-") else "command"
         known = " ".join(SUMMARIES)
         raise UsageError(f"unknown {kind} '{name}'.{nearest(name, SUMMARIES)}\n  Commands: {known}")
-    exit_code: int = command_module(name).run(parser_of(name).parse(words[1:]))
+    module, parser = command_module(name), parser_of(name)
+    exit_code: int = module.run(parser.parse(getattr(module, "read_words", _as_they_are)(words[1:], parser)))
     return exit_code
+
+
+def _as_they_are(words: list[str], parser: Parser) -> list[str]:
+    return words
 
 
 def _help() -> str:

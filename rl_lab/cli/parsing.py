@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rl_lab.config.words import ALL_WORDS, BLOCKS, OWN_OPTIONS
+
 Argument = Callable[[argparse.ArgumentParser], object]  # adds itself to a parser
 DEFAULT_RUNS_DIR = Path("runs")
 EXPERIMENT_KEYS = ("+experiment", "experiment")  # the long spelling of the positional EXPERIMENT
@@ -63,6 +65,26 @@ class Parser(argparse.ArgumentParser):
             kind = "option" if leftover[0].startswith("-") else "argument"
             self.error(f"unknown {kind} '{leftover[0]}'.{nearest(leftover[0].partition('=')[0], options)}")
         return arguments
+
+
+def settings_from_options(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """`--seed 3` and `--total-timesteps=1e5` as the settings seed=3 and total_timesteps=1e5; options stay options."""
+    result: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        option, equals, value = word.partition("=")
+        key = option.removeprefix("--").replace("-", "_")
+        is_known = key in (*ALL_WORDS, *OWN_OPTIONS) or key.partition(".")[0] in BLOCKS
+        if not option.startswith("--") or option in parser._option_string_actions or not is_known:
+            result.append(word)
+            continue
+        if not equals:
+            if not waiting or waiting[0].startswith("--"):
+                raise UsageError(f"{option} lacks its value: write {key}=VALUE, or {option} VALUE.")
+            value = waiting.pop(0)
+        result.append(f"{key}={value}")
+    return result
 
 
 def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -8,13 +8,10 @@ from typing import Any, Literal
 
 from rl_lab.config.construct import call_checked
 from rl_lab.config.phases import limited, make_phase
+from rl_lab.config.words import BLOCKS
 from rl_lab.types import ConfigError, Phase, did_you_mean
 
 Config = Mapping[str, Any]
-BLOCKS = (
-    *("experiment", "seed", "plugins", "environment", "algorithm", "components", "controllers", "optimizers"),
-    *("buffers", "training", "evaluation", "logging", "runtime", "runs"),
-)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from rl_lab.config.experiments import read_words
-from rl_lab.config.files import Config, paths_of, value_at
+from rl_lab.config.files import Config, paths_of, read, value_at
 from rl_lab.config.groups import Override, as_dict, check_choice, join_groups, parse, parse_values
 from rl_lab.config.phases import PHASES, TRAIN_RATIO, override_phase, spread_train_ratio
 from rl_lab.config.repair import repair_config, repair_joined
@@ -21,7 +21,10 @@ from rl_lab.types import ConfigError, did_you_mean
 
 
 def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> Config:
-    """The resolved config of an experiment (`ppo_cartpole`, `CartPole-v1:ppo`, None: the default run)."""
+    """The resolved config of an experiment (`ppo_cartpole`, `CartPole-v1:ppo`, None: the default run, or a saved
+    config.yaml, which is complete)."""
+    if experiment is not None and experiment.endswith(".yaml"):
+        return _saved(Path(experiment), overrides)
     chosen, parsed, groups = read_words(experiment, overrides, config_dir)
     choices = [item for item in parsed if item.key_or_group in groups]
     in_phases = [item for item in parsed if str(item.key_or_group).startswith(f"{PHASES}.")]
@@ -41,6 +44,25 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
     for item in in_phases:
         override_phase(config, str(item.key_or_group), item.value())
     return config
+
+
+def _saved(file: Path, overrides: Sequence[str]) -> Config:
+    """The config.yaml that a run left behind, to be trained again."""
+    if not file.is_file():
+        raise ConfigError(f"{file} is not a file: name an experiment, ENVIRONMENT:ALGORITHM, or a run's config.yaml.")
+    config = read(file)
+    if config.get("plugins"):
+        raise ConfigError(
+            f"{file} names plugins ({', '.join(map(str, config['plugins']))}), and a saved config may not import "
+            "packages by itself: train the experiment it came from."
+        )
+    for key in ("experiment", "training", "algorithm", "environment"):
+        if not isinstance(config.get(key), dict):
+            raise ConfigError(
+                f"{file} lacks the block '{key}': only the config.yaml of a run can be trained by its path."
+            )
+    config["runs"] = {**(config.get("runs") or {}), "id": None}  # a run of its own
+    return apply_overrides(config, overrides)
 
 
 def _checked(item: Override, known: Config, groups: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from rl_lab.orchestration.cadence import Cadence, DueMarks
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import Stopping, StopRules
 from rl_lab.types import CollectResult, Counts, Metrics, RunError, StateTree
+from rl_lab.utils.seeding import untouched_randomness
 from rl_lab.utils.timing import Stopwatch
 
 
@@ -27,6 +28,8 @@ class EvaluationPlan:
     warmup_steps: int = 0  # agent steps before the first evaluation
     episodes: int = 10
     final_episodes: int = 100  # after the last phase; 0: no final evaluation
+    video_every: int | None = None  # evaluations per video of one; None: none
+    record: Callable[[Counts], object] = lambda counts: None  # makes that video
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Housekeeping:
         if counts.agent_steps >= self.evaluation.warmup_steps and self._marks["evaluation"].due(counts, session_s):
             self.evaluate_now()
         if self._marks["film"].due(counts, session_s):
-            with self.stopwatch.section("evaluation"):
+            with self.stopwatch.section("evaluation"), untouched_randomness():
                 self._films.film(counts)
         is_log_due = self._marks["log"].due(counts, session_s)
         reason = self.stopping.reason(
@@ -129,9 +132,12 @@ class Housekeeping:
         self.evaluations_done += 1
         if score is not None:
             self.stopping.evaluated(score)
+        if self.evaluation.video_every and self.evaluations_done % self.evaluation.video_every == 0:
+            with self.stopwatch.section("evaluation"), untouched_randomness():
+                self.evaluation.record(self.counts)
 
     def _score(self, episodes: int) -> float | None:
-        with self.stopwatch.section("evaluation"):
+        with self.stopwatch.section("evaluation"), untouched_randomness():  # training goes on as if nobody had looked
             self._evaluated = dict(self.evaluate(episodes=episodes))
         score = self._evaluated.get("eval/episode_return_mean")
         if score is not None:

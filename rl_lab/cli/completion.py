@@ -1,5 +1,5 @@
-"""Print a completion script. Commands, options and choices are in it; experiment names are asked for once
-per shell, and runs are read from ./runs.
+"""Print a completion script. Commands, options and choices are in it; experiments, settings with their values and
+environments are asked for once per shell (`rl-lab completion words`), and runs are read from ./runs.
 
 examples:
   eval "$(rl-lab completion bash)"                                    this shell; or put the line into ~/.bashrc
@@ -81,10 +81,10 @@ def _option(action: argparse.Action) -> Option:
 
 # --- bash --------------------------------------------------------------------------------------
 
-# bash splits words at `=` and `:`; both stay as they are here, because neither option values nor run ids need them.
+# bash splits words at `=` and `:`, so what stands before the last of them is taken away from what it offers.
 BASH = r"""# bash completion for rl-lab; made by `rl-lab completion bash`
 _rl_lab_experiments() {
-    [[ -n ${_RL_LAB_EXPERIMENTS+set} ]] || _RL_LAB_EXPERIMENTS=$(rl-lab experiments -q 2>/dev/null)
+    [[ -n ${_RL_LAB_EXPERIMENTS+set} ]] || _RL_LAB_EXPERIMENTS=$(rl-lab completion words 2>/dev/null)
     printf '%s\n' "$_RL_LAB_EXPERIMENTS"
 }
 _rl_lab_runs() {
@@ -93,8 +93,9 @@ _rl_lab_runs() {
     for directory in runs/*/; do [[ -e $directory/config.yaml ]] && basename "$directory"; done
 }
 _rl_lab() {
-    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} words=""
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} words="" line="" head kept=()
     COMPREPLY=()
+    [[ -n ${COMP_LINE-} ]] && line=${COMP_LINE:0:COMP_POINT} && current=${line##* }
     if [[ $COMP_CWORD -eq 1 ]]; then
         COMPREPLY=($(compgen -W "@COMMANDS@ --help --version" -- "$current"))
         return
@@ -106,6 +107,13 @@ _rl_lab() {
         esac ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$current"))
+    if [[ -n $line ]]; then
+        head=${current%"${current##*[=:]}"}
+        for words in "${COMPREPLY[@]}"; do [[ $words == "$head" ]] || kept+=("${words#"$head"}"); done
+        COMPREPLY=("${kept[@]}")
+    fi
+    [[ ${COMPREPLY[0]-} == *= ]] && compopt -o nospace 2>/dev/null
+    return 0
 }
 complete -o default -F _rl_lab rl-lab
 """
@@ -127,8 +135,9 @@ def bash_script(commands: list[CommandWords]) -> str:
 ZSH = r"""#compdef rl-lab
 # zsh completion for rl-lab; made by `rl-lab completion zsh`
 _rl_lab_experiments() {
-    (( ${+_rl_lab_names} )) || typeset -ga _rl_lab_names=(${(f)"$(rl-lab experiments -q 2>/dev/null)"})
-    compadd -a _rl_lab_names
+    (( ${+_rl_lab_names} )) || typeset -ga _rl_lab_names=(${(f)"$(rl-lab completion words 2>/dev/null)"})
+    compadd -- ${_rl_lab_names:#*=}
+    compadd -S '' -- ${(M)_rl_lab_names:#*=}
 }
 _rl_lab_runs() {
     local -a names=(@last @best runs/*/config.yaml(N:h:t))
@@ -174,7 +183,7 @@ def zsh_script(commands: list[CommandWords]) -> str:
 
 FISH = r"""# fish completion for rl-lab; made by `rl-lab completion fish`
 function __rl_lab_experiments
-    set -q __rl_lab_experiment_names; or set -g __rl_lab_experiment_names (rl-lab experiments -q 2>/dev/null)
+    set -q __rl_lab_experiment_names; or set -g __rl_lab_experiment_names (rl-lab completion words 2>/dev/null)
     printf '%s\n' $__rl_lab_experiment_names
 end
 function __rl_lab_runs
@@ -226,9 +235,14 @@ def _quoted(text: str) -> str:
 
 
 SHELLS = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
-ARGUMENTS = (argument("shell", choices=list(SHELLS), help="which shell to write for"),)
+ARGUMENTS = (argument("shell", choices=[*SHELLS, "words"], help="which shell to write for; words: what it offers"),)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.shell == "words":
+        from rl_lab.cli.completion_words import train_words
+
+        print("\n".join(train_words()))
+        return 0
     print(SHELLS[arguments.shell](describe_commands()), end="")
     return 0

@@ -18,7 +18,7 @@ from rl_lab.utils.text import printable
 
 # Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or standard modules
 # are spelled out in MODULES), whose docstring is its help, and which has ARGUMENTS, `run(arguments) -> int`
-# and, where its words are not read as usual, PARSER.
+# and, where its words are not read as usual, `read_words`.
 COMMANDS = {
     "train and use": {
         "train": "train an agent: an experiment, ENV:ALGORITHM, or the default run",
@@ -86,8 +86,7 @@ def command_module(name: str) -> ModuleType:
 def parser_of(name: str) -> Parser:
     """What reads the words after `rl-lab NAME`."""
     module = command_module(name)
-    kind: type[Parser] = getattr(module, "PARSER", Parser)
-    return kind(f"rl-lab {name}", module.__doc__, module.ARGUMENTS)
+    return Parser(f"rl-lab {name}", module.__doc__, module.ARGUMENTS)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -110,8 +109,13 @@ def _dispatch(words: list[str]) -> int:
         kind = "option" if name.startswith("-") else "command"
         known = " ".join(SUMMARIES)
         raise UsageError(f"unknown {kind} '{name}'.{nearest(name, SUMMARIES)}\n  Commands: {known}")
-    exit_code: int = command_module(name).run(parser_of(name).parse(words[1:]))
+    module, parser = command_module(name), parser_of(name)
+    exit_code: int = module.run(parser.parse(getattr(module, "read_words", _as_they_are)(words[1:], parser)))
     return exit_code
+
+
+def _as_they_are(words: list[str], parser: Parser) -> list[str]:
+    return words
 
 
 def _help() -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rl_lab.config.words import ALL_WORDS, OWN_OPTIONS
+
 Argument = Callable[[argparse.ArgumentParser], object]  # adds itself to a parser
 DEFAULT_RUNS_DIR = Path("runs")
+SETTING_WORDS = frozenset((*ALL_WORDS, *OWN_OPTIONS))  # also as options: --seed 3
 EXPERIMENT_KEYS = ("+experiment", "experiment")  # the long spelling of the positional EXPERIMENT
 
 
@@ -63,6 +67,38 @@ class Parser(argparse.ArgumentParser):
             kind = "option" if leftover[0].startswith("-") else "argument"
             self.error(f"unknown {kind} '{leftover[0]}'.{nearest(leftover[0].partition('=')[0], options)}")
         return arguments
+
+
+def settings_from_options(
+    words: Sequence[str], parser: argparse.ArgumentParser, *, is_sweep: bool | None = None
+) -> list[str]:
+    """`--seed 3` and `--total-timesteps=1e5` as the settings seed=3 and total_timesteps=1e5; options stay options.
+
+    So are dotted keys (`--algorithm.discount 0.98`) and, in a W&B sweep, all words that are no option: `wandb agent`
+    writes them as `--key=value`, as `--key value`, or without a value, which stands for true.
+    """
+    is_sweep = bool(os.environ.get("WANDB_SWEEP_ID")) if is_sweep is None else is_sweep
+    result: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        option, equals, value = word.partition("=")
+        key = option.removeprefix("--").replace("-", "_")
+        action = parser._option_string_actions.get(option)
+        if action and action.nargs != 0 and not equals:
+            result += [word, *waiting[:1]]  # the value of an option is nobody's setting
+            waiting = waiting[1:]
+        elif action or not word.startswith("--") or not key or not (is_sweep or "." in key or key in SETTING_WORDS):
+            result.append(word)
+        elif equals:
+            result.append(f"{key}={value}")
+        elif waiting and not waiting[0].startswith("--") and "=" not in waiting[0]:
+            result.append(f"{key}={waiting.pop(0)}")
+        elif is_sweep or "." in key:
+            result.append(f"{key}=true")
+        else:
+            raise UsageError(f"{option} lacks its value: write {key}=VALUE, or {option} VALUE.")
+    return result
 
 
 def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -36,12 +36,13 @@ class Evaluator:
     make_render_environment: Callable[[], Environment]
     device: torch.device
     timeout_steps: int | None = None  # agent steps; None: the environment's limit
+    last_returns: np.ndarray | None = field(default=None, init=False)  # of the newest evaluation's episodes
     _start: tuple[StateTree, EnvRows] | None = field(default=None, init=False)
 
     def evaluate(self, policy: Policy, *, episodes: int) -> Metrics:
         """Return and length statistics of `episodes` episodes; cut ones count with their return so far."""
         played = self.play_episodes(policy, episodes=episodes)
-        returns = np.array([episode.episode_return for episode in played])
+        self.last_returns = returns = np.array([episode.episode_return for episode in played])
         return {
             "eval/episodes": len(played),
             "eval/timed_out_episodes": sum(not episode.is_terminal for episode in played),

@@ -11,15 +11,20 @@ from typing import Any
 import yaml
 
 from rl_lab.config.experiments import read_words
-from rl_lab.config.files import Config, paths_of
-from rl_lab.config.groups import as_dict, check_choice, join_groups, parse, parse_values
+from rl_lab.config.files import Config, paths_of, read, value_at
+from rl_lab.config.groups import Override, as_dict, check_choice, join_groups, parse, parse_values
 from rl_lab.config.phases import PHASES, TRAIN_RATIO, override_phase, spread_train_ratio
 from rl_lab.config.repair import repair_config, repair_joined
+from rl_lab.config.translate import hint_of_word, translate
+from rl_lab.config.words import ALL_WORDS
 from rl_lab.types import ConfigError, did_you_mean
 
 
 def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> Config:
-    """The resolved config of an experiment (`ppo_cartpole`, `CartPole-v1:ppo`, None: the default run)."""
+    """The resolved config of an experiment (`ppo_cartpole`, `CartPole-v1:ppo`, None: the default run, or a saved
+    config.yaml, which is complete)."""
+    if experiment is not None and experiment.endswith(".yaml"):
+        return _saved(Path(experiment), overrides)
     chosen, parsed, groups = read_words(experiment, overrides, config_dir)
     choices = [item for item in parsed if item.key_or_group in groups]
     in_phases = [item for item in parsed if str(item.key_or_group).startswith(f"{PHASES}.")]
@@ -31,10 +36,7 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
     joined = join_groups(words, config_dir)
     if values:
         known = as_dict(joined, resolve=False)
-        for item in values:
-            if not item.is_add():
-                check_key(str(item.key_or_group), known, groups)
-        joined = join_groups([*words, *(str(item.input_line) for item in values)], config_dir)
+        joined = join_groups([*words, *(_checked(item, known, groups) for item in values)], config_dir)
     repair_joined(joined, parsed, config_dir)
     config = as_dict(joined, resolve=True)
     repair_config(config, chosen, parsed, config_dir)
@@ -44,10 +46,49 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
     return config
 
 
+def _saved(file: Path, overrides: Sequence[str]) -> Config:
+    """The config.yaml that a run left behind, to be trained again."""
+    if not file.is_file():
+        raise ConfigError(f"{file} is not a file: name an experiment, ENVIRONMENT:ALGORITHM, or a run's config.yaml.")
+    config = read(file)
+    if config.get("plugins"):
+        raise ConfigError(
+            f"{file} names plugins ({', '.join(map(str, config['plugins']))}), and a saved config may not import "
+            "packages by itself: train the experiment it came from."
+        )
+    for key in ("experiment", "training", "algorithm", "environment"):
+        if not isinstance(config.get(key), dict):
+            raise ConfigError(
+                f"{file} lacks the block '{key}': only the config.yaml of a run can be trained by its path."
+            )
+    config["runs"] = {**(config.get("runs") or {}), "id": None}  # a run of its own
+    return apply_overrides(config, overrides)
+
+
+def _checked(item: Override, known: Config, groups: Iterable[str]) -> str:
+    """An override of a value as Hydra wants it; refused where it cannot be meant."""
+    key, line = str(item.key_or_group), str(item.input_line)
+    if item.is_delete():
+        raise ConfigError(
+            f"{line}: a setting cannot be taken away, only changed: write {key}=VALUE, or {key}=null for a part that "
+            "may be left out."
+        )
+    if not item.is_add() and not item.is_force_add():
+        check_key(key, known, groups)
+    if key not in paths_of(known):
+        return line  # +key=value, a new one
+    line = line.lstrip("+")  # of a key that exists: the same as without
+    value = item.value()
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
+    if is_whole and isinstance(value_at(known, key), int) and not isinstance(value_at(known, key), bool):
+        return f"{key}={int(value)}"  # 1e5
+    return line
+
+
 def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
     """A saved config with some values changed; keys must exist."""
     result: Config = copy.deepcopy(config)
-    for item in parse_values(overrides):
+    for item in parse_values(translate(overrides, result)):
         key = str(item.key_or_group)
         if key.startswith(f"{PHASES}."):
             override_phase(result, key, item.value())
@@ -89,7 +130,11 @@ def check_key(key: str, config: Config, groups: Iterable[str] = ()) -> None:
             prefix = ".".join(walked)
             names = [f"{prefix}.{name}" for name in siblings] if prefix else [*siblings, *groups]
             wanted = f"{prefix}.{part}" if prefix else part
-            hint = did_you_mean(wanted, names) or _hint_anywhere(part, config)
+            hint = hint_of_word(part, config) or _hint_anywhere(part, config)
+            hint = hint or (did_you_mean(wanted, names) if did_you_mean(part, [*siblings, *groups]) else "")
+            hint = hint or ("" if prefix else did_you_mean(part, ALL_WORDS))
+            if not key:
+                raise ConfigError("'=VALUE' lacks a key: write key=value, for example seed=3.")
             if isinstance(node, dict) and not node:
                 hint = f" {prefix} is empty; to add to it, write +{key}=VALUE."
             allowed = f" {prefix or 'The config'} has: {', '.join(siblings)}." if siblings else ""
@@ -101,4 +146,5 @@ def check_key(key: str, config: Config, groups: Iterable[str] = ()) -> None:
 def _hint_anywhere(name: str, config: Config) -> str:
     """A hint for a key given without its block: `discount` -> `algorithm.discount`."""
     found = [path for path in paths_of(config) if path.rsplit(".", 1)[-1] == name]
-    return f" Did you mean '{found[0]}'?" if found else ""
+    others = f" (Also: {', '.join(found[1:6])}.)" if len(found) > 1 else ""
+    return f" Did you mean '{found[0]}'?{others}" if found else ""

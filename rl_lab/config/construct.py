@@ -154,6 +154,8 @@ def checked_value(value: Any, annotation: Any, *, place: str) -> Any:
             reader = READERS.get(option) or getattr(option, "from_config", None)
             if reader is not None:
                 return reader(value, place)
+    if isinstance(value, float) and value.is_integer() and int in options and float not in options:
+        value = int(value)  # 1e5
     for option in options:
         fits, converted = _fit(value, option, place)
         if fits:

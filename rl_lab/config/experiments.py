@@ -9,11 +9,21 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rl_lab.config.files import PACKAGE_CONFIGS, choices_of, config_directories, experiment_files, find, read, value_at
-from rl_lab.config.groups import Groups, Override, list_groups, parse_values, values_by_key
+from rl_lab.config.files import (
+    PACKAGE_CONFIGS,
+    check_package,
+    choices_of,
+    config_directories,
+    experiment_files,
+    find,
+    read,
+    value_at,
+)
+from rl_lab.config.groups import Groups, Override, as_dict, join_groups, list_groups, parse_values, values_by_key
+from rl_lab.config.translate import is_foreign, name_from_words, translate
 from rl_lab.types import ConfigError, did_you_mean
 
-DEFAULT_EXPERIMENT = "ppo_cartpole"
+DEFAULT_EXPERIMENT, DEFAULT_VARIANT = "ppo_cartpole", "CartPole-v1:ppo"  # the default run; completes a part of a name
 
 
 @dataclass(frozen=True)
@@ -67,8 +77,16 @@ def read_words(
 ) -> tuple[str | None, list[Override], Groups]:
     """The named experiment to compose, all overrides with those that its spelling implies, and the config groups."""
     groups = list_groups(config_dir)
+    experiment, overrides = name_from_words(experiment, overrides, DEFAULT_VARIANT)
     chosen, implied = _resolve_experiment(experiment, values_by_key(parse_values(overrides)), groups, config_dir)
-    return chosen, parse_values([*implied, *overrides]), groups
+    parsed = parse_values([*implied, *overrides])
+    if any(is_foreign(str(item.key_or_group).lstrip("+")) or item.value() == "gpu" for item in parsed):
+        choices = [str(item.input_line) for item in parsed if item.key_or_group in groups]
+        joined = as_dict(
+            join_groups([*([f"experiment={chosen}"] if chosen else []), *choices], config_dir), resolve=False
+        )
+        parsed = parse_values(translate([str(item.input_line) for item in parsed], joined))
+    return chosen, parsed, groups
 
 
 def _resolve_experiment(
@@ -96,7 +114,8 @@ def _resolve_experiment(
 def _resolve_name(experiment: str, groups: Groups, config_dir: Path | None) -> tuple[str | None, list[str]]:
     names = experiment_names(config_dir)
     if experiment in names:
-        list(experiment_files(experiment, config_dir))  # in words of ours, if one of them cannot be read
+        for file in list(experiment_files(experiment, config_dir)):  # in words of ours, if one of them cannot be read
+            check_package(file)
         return experiment, []
     environment, separator, variant = experiment.rpartition(":")
     if separator and "=" not in experiment:
@@ -104,9 +123,22 @@ def _resolve_name(experiment: str, groups: Groups, config_dir: Path | None) -> t
     if experiment in groups["algorithm"]:
         return None, [f"algorithm={experiment}", f"experiment.name={experiment}"]
     raise ConfigError(
-        f"There is no experiment '{experiment}'.{did_you_mean(experiment, [*names, *groups['algorithm']])} "
+        f"There is no experiment '{experiment}'.{_hint_of_name(experiment, names, groups['algorithm'])} "
         "`rl-lab experiments` lists them; ENVIRONMENT:ALGORITHM, such as CartPole-v1:ppo, names any other."
     )
+
+
+def _hint_of_name(word: str, names: Sequence[str], algorithms: Sequence[str]) -> str:
+    """What a word that names no experiment is likely to mean: an algorithm, an environment, or a part of some names."""
+    if word.lower() in (*names, *algorithms):
+        return f" Did you mean '{word.lower()}'?"
+    if re.search(r"-v\d+$", word):
+        return f" An environment needs an algorithm: {word}:ppo, or one of {', '.join(algorithms)}."
+    parts = [name for name in names if word.lower() in name.split("_")]
+    if parts:
+        first = [name for name in parts if name == DEFAULT_EXPERIMENT]
+        return f" Those of that name: {', '.join([*first, *(name for name in parts if name not in first)])}."
+    return did_you_mean(word, [*names, *algorithms])
 
 
 def _resolve_variant(
@@ -133,10 +165,12 @@ def _resolve_variant(
     elsewhere = next((info for info in infos if info.name == variant), None)
     if elsewhere is None:
         algorithms, names = groups["algorithm"], [info.name for info in here]
+        hint = did_you_mean(variant.lower(), [*algorithms, *names])
+        if environment in algorithms:
+            hint = f" Did you mean '{variant}:{environment}'?"
         raise ConfigError(
             f"'{environment}:{variant}': '{variant}' is neither an algorithm nor an experiment for {environment}."
-            f"{did_you_mean(variant, [*algorithms, *names])} Algorithms: {', '.join(algorithms)}."
-            + (f" Experiments: {', '.join(names)}." if names else "")
+            f"{hint} Algorithms: {', '.join(algorithms)}." + (f" Experiments: {', '.join(names)}." if names else "")
         )
     if _name_without_environment(elsewhere):
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,16 @@ def experiment_files(
     for entry in defaults_of(file):
         if isinstance(entry, str) and entry != "_self_":
             yield from experiment_files(entry, config_dir, (*builders, file))
+
+
+def check_package(file: Path) -> None:
+    """Refuse an experiment whose blocks Hydra would put into one block of its folder's name."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    if lines and not re.match(r"#\s*@package\s+_global_", lines[0]) and read(file):
+        raise ConfigError(
+            f"{file} lacks the line `# @package _global_`, so its blocks would not be those of a config: "
+            "write it there as the very first line."
+        )
 
 
 def defaults_of(file: Path) -> list[Any]:

@@ -28,6 +28,7 @@ from rl_lab.config.files import PACKAGE_CONFIGS, Config, config_directories, rea
 from rl_lab.types import ConfigError, did_you_mean
 
 Groups = dict[str, list[str]]
+MANY_CHOICES = 20  # are not listed in a sentence that has a suggestion
 HYDRA_FUNCTIONS = create_functions().functions  # choice(...), range(...), int(...), and so on
 
 
@@ -99,18 +100,27 @@ def check_choice(override: Override, groups: Groups) -> None:
         others = [f" Did you mean {group}={option}?" for group in groups if option in groups[group]]
         hint = did_you_mean(option, options) or "".join(others[:1])
         place = f"{override.key_or_group}={option}"
-        raise ConfigError(f"{place}: there is no such choice.{hint} Choices: {', '.join(options)}.")
+        listed = f"Choices: {', '.join(options)}."
+        if len(options) > MANY_CHOICES and hint:
+            listed = f"`rl-lab config explain {override.key_or_group}` lists all {len(options)}."
+        raise ConfigError(f"{place}: there is no such choice.{hint} {listed}")
 
 
 # --- the words of a command line ---------------------------------------------------------------
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    try:
-        return OverridesParser.create().parse_overrides([_quoted(override) for override in overrides])
-    except HydraException as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(f"{first}. Write overrides as key=value, for example algorithm.discount=0.98.") from error
+    parsed: list[Override] = []
+    for override in overrides:
+        try:
+            parsed += OverridesParser.create().parse_overrides([_quoted(override)])
+        except HydraException as error:
+            raise ConfigError(
+                f"'{override}' cannot be read: write key=value, for example algorithm.discount=0.98. A value with "
+                "brackets, quotes, commas or spaces must close what it opens, with quotes around it for the shell: "
+                "'key=[a, b]'."
+            ) from error
+    return parsed
 
 
 def parse_values(overrides: Sequence[str]) -> list[Override]:

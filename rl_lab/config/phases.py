@@ -25,7 +25,7 @@ def make_phase(settings: dict[str, Any], *, place: str) -> Phase:
             raise ConfigError(f"{place}.{key} is unknown.{hint} Allowed: {', '.join(PHASE_KEYS)}.")
     if "name" not in settings:
         raise ConfigError(f"{place} has no name: write `name: train`.")
-    given = {key: value for key, value in settings.items() if value is not None}  # null: the default
+    given = {key: whole(value) for key, value in settings.items() if value is not None}  # null: the default
     for key in [name for name in ("workflow_hooks", "freeze") if name in given]:
         if not isinstance(given[key], list | tuple):
             raise ConfigError(f"{place}.{key} is {given[key]!r}: write a list, such as [{given[key]}].")
@@ -84,6 +84,11 @@ def _check_updates(phase: Phase, place: str) -> None:
         raise ConfigError(f"{place}.updates_per_step is {ratio!r}: write a number above 0, or null.")
 
 
+def whole(value: Any) -> Any:
+    """1e5, which YAML reads as a float, as the whole number it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -124,7 +129,7 @@ def override_phase(config: Config, key: str, value: Any) -> None:
     *parents, last = rest.split(".")
     for parent in parents:
         node = node.setdefault(parent, {})
-    node[last] = value
+    node[last] = whole(value)
 
 
 def is_extension(key: str) -> bool:

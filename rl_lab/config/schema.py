@@ -9,13 +9,10 @@ from typing import Any, Literal
 from rl_lab.config.construct import call_checked
 from rl_lab.config.phase_settings import settings_of
 from rl_lab.config.phases import limited, make_phase
+from rl_lab.config.words import BLOCKS
 from rl_lab.types import ConfigError, Phase, did_you_mean
 
 Config = Mapping[str, Any]
-BLOCKS = (
-    *("experiment", "seed", "plugins", "environment", "algorithm", "components", "controllers", "optimizers"),
-    *("buffers", "training", "evaluation", "logging", "runtime", "runs"),
-)
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class StopBlock:
 
 @dataclass(frozen=True)
 class EvaluationBlock:
-    every_steps: int | None = None
+    every_steps: int | Literal["auto"] | None = None
     every_updates: int | None = None
     warmup_steps: int = 0
     episodes: int = 10
@@ -51,12 +48,13 @@ class EvaluationBlock:
     num_envs: int = 10
     timeout_steps: int | None = None
     video: bool = True
+    video_every: int | None = None
     dream_every_steps: int | None = None
     dream_every_updates: int | None = None
 
     def __post_init__(self) -> None:
         least = {"warmup_steps": 0, "episodes": 1, "final_episodes": 0, "num_envs": 1, "timeout_steps": 1}
-        least |= {"dream_every_steps": 1, "dream_every_updates": 1}
+        least |= {"dream_every_steps": 1, "dream_every_updates": 1, "video_every": 1}
         for name, lowest in least.items():
             _at_least(lowest, getattr(self, name), place=f"evaluation.{name}")
 
@@ -150,9 +148,9 @@ def refuse_steps_that_never_come(settings: Settings) -> None:
     block = settings.evaluation
     if block.warmup_steps:
         raise ConfigError(f"evaluation.warmup_steps is {block.warmup_steps}, but no phase takes steps: write 0.")
-    due = {
+    due: dict[str, tuple[int | None, int | None]] = {
         "logging.": (settings.logging.every_steps, settings.logging.every_updates),
-        "evaluation.": (block.every_steps, block.every_updates),
+        "evaluation.": (None if block.every_steps == "auto" else block.every_steps, block.every_updates),
         "evaluation.dream_": (block.dream_every_steps, block.dream_every_updates),
     }
     for place, (steps, updates) in due.items():

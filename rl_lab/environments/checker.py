@@ -6,9 +6,11 @@ for finding in check_environment(lambda: MyEnv()):
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import gymnasium as gym
@@ -72,7 +74,7 @@ class _Check:
         try:
             return function()
         except Exception as error:  # noqa: BLE001
-            self.stop(f"{place} raised {type(error).__name__}: {error}", cure)
+            self.stop(f"{place} raised {type(error).__name__}: {error}{_line_of(error)}", cure)
 
     # --- spaces ---
 
@@ -189,6 +191,13 @@ class _Check:
         if isinstance(space, gym.spaces.Discrete) and isinstance(observation, dict) and "action_mask" in observation:
             return space.sample(mask=np.asarray(observation["action_mask"], dtype=np.int8))
         return space.sample()
+
+
+def _line_of(error: BaseException) -> str:
+    """` (my_env.py, line 12, in step)`: the innermost line that is neither Gymnasium's nor ours."""
+    homes = (str(Path(gym.__file__).parent), str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(homes)]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 
 def _shape_of(answer: Any) -> str:

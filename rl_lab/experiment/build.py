@@ -28,7 +28,7 @@ from rl_lab.config.schema import Config, EvaluationBlock, Settings, read_setting
 from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
 from rl_lab.experiment.curriculum import Borrowed, Curriculum, pin_sources
-from rl_lab.experiment.film import film_plan
+from rl_lab.experiment.film import film_plan, showing_returns, video_plan
 from rl_lab.experiment.saver import REPLAY, RandomState, make_saver
 from rl_lab.kernels.door import listen
 from rl_lab.metrics.logger import MetricLogger
@@ -48,12 +48,14 @@ from rl_lab.runs.state import apply_state
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime, import_triton_first
 from rl_lab.training.schedules import parse_number
-from rl_lab.types import ConfigError, EnvSpec, Metrics, Phase, ScheduledNumber, did_you_mean
+from rl_lab.types import ConfigError, Counts, EnvSpec, Metrics, Phase, ScheduledNumber, did_you_mean
 from rl_lab.utils.seeding import seed_everything, stream_seed
 from rl_lab.utils.timing import Stopwatch
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import Parts, WorkflowContext
 
+EVALUATIONS, LEAST_EVALUATIONS = 10, 3  # of a run by default
+USUAL_EPISODE_STEPS = 1000  # where an environment has no limit
 POLICY = ("components", "controllers")  # the sections of a checkpoint that act
 READERS[ScheduledNumber] = parse_number  # for buffers, which know no schedules
 
@@ -141,7 +143,7 @@ def build(
 ) -> Experiment:
     """The whole experiment; with `run` None nothing is written (checks and dry runs)."""
     settings = read_settings(config)
-    plans, films = make_plans(settings)
+    make_plans(settings)  # refuses what is never due
     with ExitStack() as opened:  # a config that is refused half-way leaves no worker and no open file behind
         environment = build_environment(config, stream="train_environment")
         opened.callback(environment.close)
@@ -155,15 +157,16 @@ def build(
         agent = build_agent(config, environment.spec, runtime=runtime, collector=collector, evaluator=evaluator)
         workflow, scheduler, time_split = agent.workflow, PhaseScheduler(settings.phases), TimeSplit(stopwatch)
         targets: dict[str, Any] = {}
+        plans, films = make_plans(settings, environment, video_plan(run, workflow, evaluator, logger))
         housekeeping = Housekeeping(
             scheduler=scheduler,
             logger=logger,
-            evaluate=workflow.evaluate,
+            evaluate=showing_returns(workflow.evaluate, evaluator, logger, scheduler),
             save_checkpoint=make_saver(run, targets, keep_recent=settings.checkpoint.keep_recent),
             usage=_usage(time_split, stopwatch, scheduler),
             display=display,
             stopwatch=stopwatch,
-            films=film_plan(run, settings.evaluation, films, workflow, evaluator),
+            films=film_plan(run, settings.evaluation, films, workflow, evaluator, logger),
             **plans,
             on_save=on_save,
             prune=prune,
@@ -186,23 +189,47 @@ def build(
     listen(logger.message)
     for remark in (*runtime.remarks(workflow), *agent.left_out()):
         warn(remark)
-    return Experiment(
-        *(settings, agent, collector, curriculum, evaluator, logger, display, housekeeping),
-        *(orchestrator, time_split, targets),
-    )
+    parts = settings, agent, collector, curriculum, evaluator, logger, display, housekeeping, orchestrator
+    return Experiment(*parts, time_split, targets)
 
 
-def make_plans(settings: Settings) -> tuple[dict[str, Any], Cadence]:
+def make_plans(
+    settings: Settings, environment: Environment | None = None, record: Callable[[Counts], object] = lambda counts: None
+) -> tuple[dict[str, Any], Cadence]:
     """When housekeeping logs, saves, evaluates and stops, and when a world model is filmed."""
     log, save, look = settings.logging, settings.checkpoint, settings.evaluation
-    cadence = Cadence(look.every_steps, look.every_updates, place="evaluation")
+    if look.every_steps == "auto":
+        cadence = automatic_cadence(settings, environment)
+    else:
+        cadence = Cadence(look.every_steps, look.every_updates, place="evaluation")
     plans = {
         "log_cadence": Cadence(log.every_steps, log.every_updates, place="logging"),
         "checkpoint_cadence": Cadence(None, save.every_updates, save.every_minutes, place="training.checkpoint"),
-        "evaluation": EvaluationPlan(cadence, look.warmup_steps, look.episodes, look.final_episodes),
+        "evaluation": EvaluationPlan(
+            cadence, look.warmup_steps, look.episodes, look.final_episodes, look.video_every, record
+        ),
         "stop_rules": StopRules(**asdict(settings.stop)),
     }
     return plans, Cadence(look.dream_every_steps, look.dream_every_updates, place="evaluation.dream")
+
+
+def automatic_cadence(settings: Settings, environment: Environment | None) -> Cadence:
+    """About ten evaluations in a run, the last one included; fewer where they would take more steps than training.
+
+    It goes by the planned steps (or updates), never by the clock: a repeated run evaluates at the same steps.
+    """
+    look = settings.evaluation
+    if environment is None or look.every_updates is not None or look.final_episodes == 0:
+        return Cadence(None, look.every_updates, place="evaluation")
+    total = total_steps(settings.phases)
+    if total is None:
+        updates = [phase.duration_updates for phase in settings.phases]
+        whole = None if None in updates else sum(each or 0 for each in updates)
+        return Cadence(None, whole // EVALUATIONS + 1 if whole and whole >= EVALUATIONS else None, place="evaluation")
+    episode = look.timeout_steps or environment.spec.max_episode_steps or USUAL_EPISODE_STEPS
+    count = min(EVALUATIONS, max(LEAST_EVALUATIONS, total // (episode * look.episodes)))
+    cycle = environment.num_envs * max(phase.collect_steps for phase in settings.phases)
+    return Cadence(-(-(total + cycle) // count), None, place="evaluation")  # none at the end, where the last one is
 
 
 def check(config: Config) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.schema import EvaluationBlock
+from rl_lab.metrics.logger import MetricLogger
+from rl_lab.metrics.media import Distribution, Frames
 from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.housekeeping import FilmPlan
-from rl_lab.runs.film import FilmFiles, write_film
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+from rl_lab.runs.film import FPS, FilmFiles, write_film
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.video import write_video
-from rl_lab.types import ConfigError, Counts
+from rl_lab.types import ConfigError, Counts, Metrics
 from rl_lab.utils.tree import map_leaves
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.film import can_dream, make_film, while_anybody_plays
@@ -29,7 +34,12 @@ def film_dreams(
 
 
 def film_plan(
-    run: RunDirectory | None, block: EvaluationBlock, cadence: Cadence, workflow: Workflow, evaluator: Evaluator
+    run: RunDirectory | None,
+    block: EvaluationBlock,
+    cadence: Cadence,
+    workflow: Workflow,
+    evaluator: Evaluator,
+    logger: MetricLogger,
 ) -> FilmPlan:
     for name in ("dream_every_steps", "dream_every_updates"):
         if (every := getattr(block, name)) is not None and not can_dream(workflow):
@@ -44,12 +54,56 @@ def film_plan(
     def film(counts: Counts) -> FilmFiles:
         by_updates = block.dream_every_steps is None
         name = f"dream_update_{counts.updates:012d}" if by_updates else f"dream_{counts.agent_steps:012d}"
-        return film_dreams(workflow, evaluator, folder / f"{name}.mp4")
+        files = film_dreams(workflow, evaluator, folder / f"{name}.mp4")
+        logger.show("eval/dream", Frames(files.frames, FPS), counts.agent_steps)
+        logger.show("eval/dream_curves", Frames(files.frames[-1:]), counts.agent_steps)  # whole at the end
+        return files
 
     return FilmPlan(cadence, film)
 
 
-def record_video(workflow: Workflow, evaluator: Evaluator, path: Path) -> Path | None:
+def video_plan(
+    run: RunDirectory | None, workflow: Workflow, evaluator: Evaluator, logger: MetricLogger
+) -> Callable[[Counts], Path | None]:
+    """What records one evaluation episode at these counts; nothing without a run."""
+
+    def record(counts: Counts) -> Path | None:
+        if run is None:
+            return None
+        show = partial(logger.show, "eval/episode", agent_steps=counts.agent_steps)
+        return record_video(workflow, evaluator, evaluation_video(run, counts), show=show)
+
+    return record
+
+
+def showing_returns(
+    evaluate: Callable[..., Metrics], evaluator: Evaluator, logger: MetricLogger, scheduler: PhaseScheduler
+) -> Callable[..., Metrics]:
+    """An evaluation whose returns are also shown as a histogram."""
+
+    def evaluate_and_show(*, episodes: int) -> Metrics:
+        metrics = evaluate(episodes=episodes)
+        if evaluator.last_returns is not None:
+            returns = Distribution(evaluator.last_returns)
+            logger.show("eval/episode_return", returns, scheduler.run_counts.agent_steps)
+        return metrics
+
+    return evaluate_and_show
+
+
+def evaluation_video(run: RunDirectory, counts: Counts) -> Path:
+    """Where the video of an evaluation lies; by updates where no steps were taken."""
+    number = f"{counts.agent_steps:012d}" if counts.agent_steps else f"update_{counts.updates:012d}"
+    return run.videos_dir / f"evaluation_{number}.mp4"
+
+
+def record_video(
+    workflow: Workflow, evaluator: Evaluator, path: Path, *, show: Callable[[Frames], None] | None = None
+) -> Path | None:
     """One deterministic episode as a video; None where the environment cannot render here."""
     recording = evaluator.record(workflow.act)
-    return None if recording is None else write_video(path, recording.frames, recording.fps)
+    if recording is None:
+        return None
+    if show is not None:
+        show(Frames(recording.frames, recording.fps))
+    return write_video(path, recording.frames, recording.fps)

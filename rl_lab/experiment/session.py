@@ -16,7 +16,8 @@ from rl_lab.environments.saved import to_plain
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.continuing import asked_for, check_extension, note_extension
 from rl_lab.experiment.curriculum import pin_sources
-from rl_lab.experiment.film import record_video
+from rl_lab.experiment.debugger import simplified_if_debugged
+from rl_lab.experiment.film import evaluation_video, record_video
 from rl_lab.experiment.load import CHANGEABLE, differences, load_config, open_config
 from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.metrics.writers import TextLogWriter
@@ -26,12 +27,10 @@ from rl_lab.runs.index import RunIndex
 from rl_lab.runs.lineage import add_lineage, place_of, warm_origin
 from rl_lab.runs.lock import RunLock
 from rl_lab.runs.manifest import changes_since, collect_manifest
-from rl_lab.runs.report import write_report
+from rl_lab.runs.report import DONE, run_word, write_report
 from rl_lab.runs.run_directory import RunDirectory, first_files
 from rl_lab.types import ConfigError, Metrics, RLLabError, RunError
 from rl_lab.utils.processes import handled_by
-
-DONE = ("finished", "stopped", "pruned")
 
 
 def train(
@@ -49,6 +48,7 @@ def train(
     if resume_existing and run_id is not None and (folder / run_id / "config.yaml").exists():
         return _continue_as_asked(RunDirectory.open(folder / run_id), config, overrides, quiet=quiet)
     remember_consent(config)
+    config = simplified_if_debugged(config, overrides)
     return start_run(config, overrides=overrides, run_id=run_id, runs_dir=folder, quiet=quiet)
 
 
@@ -108,7 +108,7 @@ def start_run(
             run.discard()
             raise
         _run(experiment, run, interruption)
-    interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
+    interruption.leave(f"Continue with `rl-lab resume {run_word(run)}`.")
     return run
 
 
@@ -145,7 +145,7 @@ def continue_run(
                 for sentence in differing:
                     experiment.logger.message(sentence, "warning")
             _run(experiment, run, interruption)
-    interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
+    interruption.leave(f"Continue with `rl-lab resume {run_word(run)}`.")
 
 
 def _build(
@@ -160,7 +160,7 @@ def _build(
         prune=prune,
     )
     with _closed_on_error(experiment):
-        run.write_environment(to_plain(experiment.environment.blueprint))
+        run.write_environment(to_plain(experiment.collector.environment.blueprint))
     return experiment
 
 
@@ -200,13 +200,13 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption)
         if outcome == "interrupted":
             _write_status(run, housekeeping, "interrupted", f"Continue with `rl-lab resume {run.id}`.")
             title, seconds, paths = "Interrupted: saved, nothing is lost", housekeeping.wall_s, {}
-            commands = {"continue": f"rl-lab resume {_named(run)}"}
+            commands = {"continue": f"rl-lab resume {run_word(run)}"}
         else:
             interruption.is_saved = lambda: True  # what follows only looks
             interruption.leave()
             title, seconds = "Finished", housekeeping.wall_s
             commands = {"time split": _time_split(experiment.time_split.whole())}
-            commands |= {"watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"}
+            commands |= {"watch it": f"rl-lab play {run_word(run)}", "all runs": "rl-lab list"}
             paths = _make_report(experiment, run, "pruned" if housekeeping.is_pruned else outcome)
             interruption.is_saved = lambda: False  # its status says that it is done, and stays
         experiment.display.summary(
@@ -226,8 +226,10 @@ def _make_report(experiment: Experiment, run: RunDirectory, outcome: str) -> dic
     """Video, curve and report of a finished run; its status comes last, so that a resumed run makes what is missing."""
     video = None
     if experiment.settings.evaluation.video and outcome != "pruned":
-        path = run.videos_dir / f"evaluation_{experiment.housekeeping.counts.agent_steps:012d}.mp4"
-        video = record_video(experiment.agent.workflow, experiment.evaluator, path)
+        counts = experiment.housekeeping.counts
+        show = partial(experiment.logger.show, "eval/episode", agent_steps=counts.agent_steps)
+        path = evaluation_video(run, counts)
+        video = record_video(experiment.agent.workflow, experiment.evaluator, path, show=show)
         if video is None:
             experiment.logger.message("No video: this environment cannot render here.", "warning")
     experiment.logger.flush()
@@ -243,11 +245,6 @@ def _time_split(split: Metrics) -> str:
     fractions = {name.removeprefix("time/").removesuffix("_fraction"): value for name, value in split.items()}
     shown = {name: value for name, value in fractions.items() if name != "device" or value >= 0.005}
     return " · ".join(f"{name} {value:.0%}" for name, value in shown.items())
-
-
-def _named(run: RunDirectory) -> str:
-    """How a user names this run from here: by its id in ./runs, by its path elsewhere."""
-    return run.id if run.path.parent.resolve() == Path("runs").resolve() else str(run.path)
 
 
 def _write_status(run: RunDirectory, housekeeping: Housekeeping, state: str, message: str = "") -> None:

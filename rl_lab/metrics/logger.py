@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_lab.metrics.media import Media
 from rl_lab.metrics.names import NAMES, WARN_ABOVE, check_name
 from rl_lab.metrics.series import pack_series, unpack_series
 from rl_lab.metrics.writers import Level, Row, Writer
@@ -92,6 +93,11 @@ class MetricLogger:
         """Show a sentence on the writers that show text."""
         for writer in self.writers:
             writer.message(text, level)
+
+    def show(self, name: str, media: Media, agent_steps: int) -> None:
+        """Hand a video, a picture or a histogram to the writers that show them."""
+        for writer in self.writers:
+            writer.show(name, media, agent_steps)
 
     def get_state(self) -> StateTree:
         """The unwritten window, exact to the bit, and where each writer stands."""

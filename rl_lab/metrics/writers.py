@@ -18,6 +18,7 @@ from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from rl_lab.metrics.media import Media, summary_value
 from rl_lab.types import MissingExtraError, RLLabError, RunError, StateTree
 from rl_lab.utils.text import printable
 
@@ -38,6 +39,7 @@ class Writer:
 
     def write(self, row: Row) -> None: ...
     def message(self, text: str, level: Level) -> None: ...
+    def show(self, name: str, media: Media, agent_steps: int) -> None: ...
     def set_state(self, state: StateTree) -> None: ...
     def restart(self) -> None: ...  # the run begins anew in the same place
     def flush(self) -> None: ...
@@ -171,7 +173,8 @@ class TextLogWriter(_FileWriter):
 
 
 class TensorBoardWriter(Writer):
-    """Scalars over agent steps, written by a thread so that neither the import nor the encoding delays the run.
+    """Scalars, videos and histograms over agent steps, written by a thread: neither the import nor the encoding delays
+    the run.
 
     Each process writes one event file; after `set_state` the points behind the checkpoint are marked as dropped.
     Rows wait in a queue: one still in it when the process is killed is missing here and nowhere else.
@@ -197,9 +200,17 @@ class TensorBoardWriter(Writer):
     def write(self, row: Row) -> None:
         self._raise_error()
         self._last_agent_steps = int(row["agent_steps"])
+        self._hand_over(partial(_EventFile.add, wall_time=time.time(), row=dict(row)))
+
+    def show(self, name: str, media: Media, agent_steps: int) -> None:
+        """A video, a picture or a histogram; encoded in the thread."""
+        self._raise_error()
+        self._hand_over(partial(_EventFile.show, wall_time=time.time(), name=name, media=media, step=agent_steps))
+
+    def _hand_over(self, work: Callable[[_EventFile], None]) -> None:
         if self._has_failed:
             return
-        self._queue.put(partial(_EventFile.add, wall_time=time.time(), row=dict(row)))
+        self._queue.put(work)
         if self._thread is None:
             self._thread = Thread(target=self._work, name="tensorboard-writer", daemon=True)
             self._thread.start()
@@ -277,6 +288,10 @@ class _EventFile:
         ]
         step = int(row["agent_steps"])
         self._append(self._event(wall_time=wall_time, step=step, summary=self._summary(value=values)))
+
+    def show(self, wall_time: float, name: str, media: Media, step: int) -> None:
+        summary = self._summary(value=[summary_value(self._summary, name, media)])
+        self._append(self._event(wall_time=wall_time, step=step, summary=summary))
 
     def purge(self, from_agent_steps: int) -> None:
         """Make TensorBoard drop earlier points from these agent steps on."""

@@ -16,7 +16,7 @@ from rl_lab.orchestration.cadence import Cadence, DueMarks
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import PRUNED, Stopping, StopRules
 from rl_lab.types import CollectResult, Counts, Metrics, RunError, StateTree
-from rl_lab.utils.seeding import get_rng_state, set_rng_state
+from rl_lab.utils.seeding import untouched_randomness
 from rl_lab.utils.timing import Stopwatch
 
 
@@ -28,6 +28,8 @@ class EvaluationPlan:
     warmup_steps: int = 0  # agent steps before the first evaluation
     episodes: int = 10
     final_episodes: int = 100  # after the last phase; 0: no final evaluation
+    video_every: int | None = None  # evaluations per video of one; None: none
+    record: Callable[[Counts], object] = lambda counts: None  # makes that video
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Housekeeping:
         if counts.agent_steps >= self.evaluation.warmup_steps and self._marks["evaluation"].due(counts, session_s):
             self.evaluate_now()
         if self._marks["film"].due(counts, session_s):
-            with self.stopwatch.section("evaluation"):
+            with self.stopwatch.section("evaluation"), untouched_randomness():
                 self._films.film(counts)
         is_log_due = self._marks["log"].due(counts, session_s)
         reason = self.stopping.reason(
@@ -151,9 +153,12 @@ class Housekeeping:
         self.evaluations_done += 1
         if score is not None:
             self.stopping.evaluated(score)
+        if self.evaluation.video_every and self.evaluations_done % self.evaluation.video_every == 0:
+            with self.stopwatch.section("evaluation"), untouched_randomness():
+                self.evaluation.record(self.counts)
 
     def _score(self, episodes: int) -> float | None:
-        with self.stopwatch.section("evaluation"):
+        with self.stopwatch.section("evaluation"), untouched_randomness():  # training goes on as if nobody had looked
             self._evaluated = dict(self.evaluate(episodes=episodes))
         score = self._evaluated.get("eval/episode_return_mean")
         if score is not None:
@@ -202,9 +207,8 @@ class Housekeeping:
         if self.evaluation.final_episodes > 0 and not self.is_pruned:
             self.save()  # before the evaluation, which may be interrupted
             self.is_ending = True
-            random_state = get_rng_state()  # of a run that goes on from here, which has no evaluation here
-            self._score(self.evaluation.final_episodes)
-            set_rng_state(random_state)
+            with untouched_randomness():  # of a run that goes on from here, which has no evaluation here
+                self._score(self.evaluation.final_episodes)
             self.is_ending = False
             self.write_row()
         self.is_final = True

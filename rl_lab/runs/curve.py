@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ TRAINING_RETURN = "collect/episode_return_mean"
 EVALUATION_RETURN = "eval/episode_return_mean"
 EVALUATION_SPREAD = "eval/episode_return_std"
 
+TITLE_LETTERS = 60  # of a line that fits into the figure
 _BLUE, _ORANGE, _GREY = "#2f6db5", "#d9702c", "#5c6670"
 
 
@@ -29,7 +31,7 @@ def write_curve(path: Path, rows: list[dict[str, Any]], *, title: str) -> bool:
     last = rows[-1]
     axes.set_xlabel(f"agent steps   ({last['agent_steps']:,} agent steps = {last.get('env_frames', 0):,} env frames)")
     axes.set_ylabel("episode return")
-    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_title(textwrap.fill(title, TITLE_LETTERS), loc="left", fontweight="bold")
     _tidy(axes)
     write_png(path, figure, dpi=120)
     return True

@@ -10,8 +10,8 @@ the observation; a red one: it gets the actions alone. Rows after the end of an 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +38,18 @@ class FilmFiles:
 
     video: Path
     curves: Path
+    frames: Sequence[np.ndarray] = field(default=(), repr=False, compare=False)  # of the video
 
 
 def write_film(path: str | Path, views: Views, *, context: int, fps: float = FPS) -> FilmFiles:
     """Write the video, and beside it a png of whole curves. Open loops begin after `context` rows."""
     path = Path(path)
     curves = Curves(views, context)
-    video = write_video(path, frames_of(views, curves, context), fps)
+    frames = frames_of(views, curves, context)
+    video = write_video(path, frames, fps)
     picture = path.with_suffix(".png")
     write_png(picture, curves.figure, dpi=150)
-    return FilmFiles(video, picture)
+    return FilmFiles(video, picture, frames)
 
 
 def frames_of(views: Views, curves: Curves, context: int) -> list[np.ndarray]:

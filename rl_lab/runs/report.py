@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from rl_lab.types import MissingExtraError
 from rl_lab.utils.formatting import format_duration
 from rl_lab.utils.text import printable
 
+DONE = ("finished", "stopped", "pruned")  # states of a run that has nothing left to continue
 _COUNTERS = ("agent_steps", "env_frames", "episodes", "updates", "wall_s")
 
 
@@ -41,7 +45,7 @@ def _page(run: RunDirectory, state: str | None) -> str:
         _table("Last metrics", ("metric", "value"), _last_metrics(rows)),
         _table("Where the time went", ("section", "fraction of wall-clock"), _time_split(rows)),
         _lineage(manifest),
-        _commands(run, manifest),
+        _commands(run, manifest, status["state"]),
         _links(run),
         f"## Config\n\n<details>\n<summary>config.yaml</summary>\n\n```yaml\n{run.read_config_text().rstrip()}\n```\n"
         "\n</details>\n",
@@ -103,14 +107,43 @@ def _lineage(manifest: dict[str, Any]) -> str:
     return "## Lineage\n\n" + "".join(f"- {_cell(line)}\n" for line in lines) if lines else ""
 
 
-def _commands(run: RunDirectory, manifest: dict[str, Any]) -> str:
+def _commands(run: RunDirectory, manifest: dict[str, Any], state: str) -> str:
+    """What to type next. Every command holds where it is pasted beside the folder of runs, however the run was made."""
     commit = (manifest.get("git") or {}).get("commit")
     changes = " with uncommitted changes" if (manifest.get("git") or {}).get("dirty") else ""
     origin = f"# at commit {commit}{changes}\n" if commit else ""
-    return (
-        f"## Again\n\nReproduce:\n\n```bash\n{origin}{printable(manifest.get('command_line') or 'not known')}\n```\n\n"
-        f"Continue:\n\n```bash\nrl-lab resume {run.id}\n```\n"
-    )
+    named, folder = run_word(run), shlex.quote(os.path.relpath(run.path))
+    began = printable(manifest.get("command_line") or "not known")
+    source = _warm_source(run)
+    again = f"rl-lab train {folder}/config.yaml" if source is None else f"rl-lab resume {source}"
+    blocks = [
+        f"It began with:\n\n```text\n{origin}{began}\n```\n",
+        f"Reproduce:\n\n```bash\n{again}\n```\n",
+    ]
+    if state in DONE:
+        blocks.append(
+            f"Watch and score:\n\n```bash\nrl-lab play {named}\nrl-lab evaluate {named} --episodes 100\n```\n"
+        )
+        blocks.append(f"Train on from its weights:\n\n```bash\nrl-lab resume {named} --mode warm_start\n```\n")
+    else:
+        blocks.append(f"Continue:\n\n```bash\nrl-lab resume {named}\n```\n")
+    return "## Again\n\n" + "\n".join(blocks)
+
+
+def run_word(run: RunDirectory) -> str:
+    """How a user names this run from here: by its id in ./runs, by its path elsewhere."""
+    is_here = run.path.parent.resolve() == Path("runs").resolve()
+    return shlex.quote(run.id if is_here else str(run.path))
+
+
+def _warm_source(run: RunDirectory) -> str | None:
+    """`RUN --mode MODE key=value`: whose weights this run began with, and how; None: with its own."""
+    lines = run.overrides_path.read_text(encoding="utf-8").splitlines() if run.overrides_path.exists() else []
+    found = next((match for line in lines if (match := re.search(r"# (warm_start\w*) from ([^\s\"]+)", line))), None)
+    if found is None:
+        return None
+    words = [shlex.quote(json.loads(line[2:])) for line in lines if line.startswith('- "') and "# warm" not in line]
+    return " ".join([run_word(RunDirectory(run.path.parent / found[2])), f"--mode {found[1]}", *words])
 
 
 def _links(run: RunDirectory) -> str:

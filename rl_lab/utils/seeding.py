@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -65,3 +67,24 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available() and torch.cuda.device_count() == len(state["cuda"]):
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@contextmanager
+def untouched_randomness() -> Iterator[None]:
+    """Whatever is drawn inside, the process's random state is afterwards what it was before."""
+    before = get_rng_state()
+    try:
+        yield
+    finally:
+        if not _is_same(before, get_rng_state()):  # GPU generators stay alone unless something was drawn
+            set_rng_state(before)
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_is_same(first[key], second[key]) for key in first)
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, list) and first and isinstance(first[0], torch.Tensor):
+        return len(first) == len(second) and all(map(torch.equal, first, second))
+    return bool(first == second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,54 @@ def test_an_unknown_shell_is_refused(rl: Any) -> None:
 
 def test_every_command_is_described() -> None:
     assert [command.name for command in describe_commands()] == list(SUMMARIES)
+
+
+ASK_BASH = """
+source "$1"
+rl-lab() { cat "$2"; }
+type() { COMP_LINE="$1"; COMP_POINT=${#1}; COMP_WORDS=($1); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _rl_lab "$2"; }
+offer() { type "$1"; echo "${COMPREPLY[@]}"; }
+WORDS=$2; rl-lab() { cat "$WORDS"; }
+offer "rl-lab train runtime.dev"
+offer "rl-lab train runtime.device="
+offer "rl-lab train runtime.device=cu"
+offer "rl-lab train size=12"
+offer "rl-lab train total_t"
+offer "rl-lab train Acrobot-v1:"
+offer "rl-lab train --env Acro"
+offer "rl-lab train environment.id=Acro"
+offer "rl-lab train ppo_acr"
+"""
+
+
+def test_bash_completes_settings_values_groups_and_environments(rl: Any, tmp_path: Path) -> None:
+    script, words = tmp_path / "completion.bash", tmp_path / "words"
+    script.write_text(rl("completion", "bash").out)
+    words.write_text(rl("completion", "words").out)
+    command = ["bash", "-c", ASK_BASH, "bash", str(script), str(words)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines() == [
+        "runtime.device= runtime.device=auto runtime.device=cpu runtime.device=cuda runtime.device=cuda:1",
+        "auto cpu cuda cuda:1",
+        "cuda cuda:1",
+        "12m",
+        "total_timesteps=",
+        "ppo",
+        "Acrobot-v1:ppo Acrobot-v1",
+        "Acrobot-v1",
+        "ppo_acrobot",
+    ]
+
+
+def test_the_words_come_without_torch_and_at_once() -> None:
+    """0.3 s of processor time for a TAB; a wall clock would measure the machine's other work."""
+    code = (
+        "import sys, time; from rl_lab.cli.main import main; main(['completion', 'words']);"
+        "heavy = {'torch', 'numpy', 'gymnasium', 'hydra'} & {*sys.modules};"
+        "print(heavy, time.process_time(), file=sys.stderr)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy, seconds = answer.stderr.strip().rsplit(" ", 1)
+    assert heavy == "set()" and float(seconds) < 0.3
+    words = answer.stdout.splitlines()
+    assert len(words) == len(set(words)) and {"ppo_cartpole", "seed=", "memory=lstm", "lr="} <= {*words}

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from rl_lab.cli import sweep_run
 from rl_lab.cli.main import main, parser_of
+from rl_lab.cli.parsing import settings_from_options
 from rl_lab.cli.sweep_run import check_points, words_of
 from rl_lab.cli.sweep_table import TrialTable
 from rl_lab.cli.tune import tuned
@@ -491,14 +492,16 @@ def test_tune_does_not_search_for_a_setting_that_is_given(rl: Any, here: Path, m
         (["--algorithm.discount", "0.9", "ppo_cartpole"], False, ["algorithm.discount=0.9", "ppo_cartpole"]),
         (["--algorithm.x", "-1"], False, ["algorithm.x=-1"]),
         (["--algorithm.double", "--quiet"], False, ["algorithm.double=true", "--quiet"]),
-        (["--seed=3"], False, ["--seed=3"]),
+        (["--seed=3"], False, ["seed=3"]),
+        (["--colour=3"], False, ["--colour=3"]),
+        (["--colour=3"], True, ["colour=3"]),
         (["--seed=3", "--memory", "lstm"], True, ["seed=3", "memory=lstm"]),
         (["--run-id", "a", "--jobs=2", "seed=1"], True, ["--run-id", "a", "--jobs=2", "seed=1"]),
         (["--run-id", "--a.b=1"], True, ["--run-id", "--a.b=1"]),
     ],
 )
 def test_arguments_of_wandb_agent_are_overrides(words: list[str], is_sweep: bool, expected: list[str]) -> None:
-    assert parser_of("train").as_overrides(words, is_sweep=is_sweep) == expected
+    assert settings_from_options(words, parser_of("train"), is_sweep=is_sweep) == expected
 
 
 def test_wandb_agent_can_call_train(rl: Any, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +512,7 @@ def test_wandb_agent_can_call_train(rl: Any, fake: Any, monkeypatch: pytest.Monk
         return SimpleNamespace(id="a")
 
     fake("experiment.session", train=train)
-    assert rl("train", "--seed=3", "ppo_cartpole").code == 2
+    assert rl("train", "--colour=3", "ppo_cartpole").code == 2
     monkeypatch.setenv("WANDB_SWEEP_ID", "x1")
     assert rl("train", "ppo_cartpole", "--algorithm.discount=0.98", "--seed", "3", "-q").code == 0
     assert seen == [("ppo_cartpole", ["algorithm.discount=0.98", "seed=3"])]

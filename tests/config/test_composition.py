@@ -179,7 +179,10 @@ REFUSED: list[tuple[str, str]] = [
         "algorithm.discout=0.9",
         "algorithm.discout is not a setting. Did you mean 'algorithm.discount'? algorithm has: _target_, discount",
     ),
-    ("discount=0.9", "discount is not a setting. Did you mean 'algorithm.discount'? The config has: experiment"),
+    (
+        "max_restarts=3",
+        "max_restarts is not a setting. Did you mean 'environment.max_restarts'? The config has: experiment",
+    ),
     ("algoritm=ppo", "algoritm is not a setting. Did you mean 'algorithm'?"),
     ("pre=debug", "pre is not a setting."),
     ("algorithm=null", "algorithm=null: write one of bandit, dqn, dreamer,"),
@@ -202,8 +205,8 @@ REFUSED: list[tuple[str, str]] = [
         "environment.kwargs.size is not a setting. environment.kwargs is empty; to add to it, write +environment",
     ),
     ("seed=0,1", "'seed=0,1' names several values: add -m (--multirun) to run each of them."),
-    ("seed", "Write overrides as key=value, for example algorithm.discount=0.98."),
-    ("seed=[1", "Write overrides as key=value, for example algorithm.discount=0.98."),
+    ("seed", "'seed' cannot be read: write key=value, for example algorithm.discount=0.98."),
+    ("seed=[1", "'seed=[1' cannot be read: write key=value, for example algorithm.discount=0.98."),
     (
         "training.phases.tran.duration_steps=5",
         "there is no phase 'tran'. Did you mean 'train'? Phases: train; write training.phases.NAME.KEY=VALUE.",
@@ -214,7 +217,10 @@ REFUSED: list[tuple[str, str]] = [
         "duraton_steps is not a setting. Did you mean 'duration_steps'? A phase has: name, type",
     ),
     ("training.phases.train=5", "training.phases.train is a whole phase: set one of its keys"),
-    ("~algorithm.discount", "Interpolation key 'algorithm.discount' not found"),
+    (
+        "~algorithm.discount",
+        "~algorithm.discount: a setting cannot be taken away, only changed: write algorithm.discount=",
+    ),
 ]
 
 

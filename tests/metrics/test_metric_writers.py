@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from rl_lab.metrics import writers
+from rl_lab.metrics.media import Distribution, Frames, encode, histogram
 from rl_lab.metrics.writers import JsonlWriter, Row, TensorBoardWriter, TextLogWriter, Writer, next_event_path
 from rl_lab.types import MissingExtraError, RunError
 
@@ -244,3 +248,37 @@ def test_a_log_line_cannot_steer_the_terminal_that_shows_it(tmp_path: Path) -> N
     log.message("Traceback\n\tin \x1b[2J\r", "error")
     log.close()
     assert (tmp_path / "run.log").read_text().endswith("error   Traceback\n\tin \\u001b[2J\\r\n")
+
+
+# --- pictures, videos and histograms
+
+
+def test_tensorboard_reads_back_videos_pictures_and_histograms(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = TensorBoardWriter(tmp_path)
+    writer.write(row(5))
+    moving = [np.full((300, 600, 3), 20 * index, dtype=np.uint8) for index in range(5)]
+    writer.show("eval/episode", Frames(moving, fps=20.0), 5)
+    writer.show("eval/picture", Frames(moving[:1]), 5)
+    writer.show("eval/episode_return", Distribution(np.array([1.0, 2.0, 2.0, np.nan])), 5)
+    writer.close()
+    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0})
+    events.Reload()
+    video, picture = (events.Images(name)[0] for name in ("eval/episode", "eval/picture"))
+    assert (video.encoded_image_string[:6], video.width, video.height, video.step) == (b"GIF89a", 256, 128, 5)
+    assert (picture.encoded_image_string[1:4], picture.width, picture.height) == (b"PNG", 600, 300)
+    found = events.Histograms("eval/episode_return")[0].histogram_value
+    assert (found.num, found.min, found.max, found.sum) == (3.0, 1.0, 2.0, 5.0)
+    assert found.bucket[0] == 1.0 and found.bucket[-1] == 2.0
+
+
+def test_a_long_video_keeps_its_length_with_fewer_frames() -> None:
+    frames = [np.full((4, 4, 3), index % 256, dtype=np.uint8) for index in range(301)]
+    encoded, width, height = encode(Frames(frames, fps=30.0))
+    picture = Image.open(io.BytesIO(encoded))
+    assert (picture.n_frames, picture.info["duration"], width, height) == (101, 100, 4, 4)
+
+
+def test_no_finite_value_is_an_empty_looking_histogram_and_no_error() -> None:
+    assert histogram(np.array([np.nan]))["num"] == 1.0

@@ -82,7 +82,8 @@ def test_the_report_tells_the_run_on_one_page(make_run: MakeRun) -> None:
         "| `collect/episode_return_mean` | 200 |",
         "| `loss/value` | 0.1 |",
         "| update | 60.0 % |\n| environment | 25.0 % |",
-        "rl-lab resume mine",
+        f"rl-lab resume {run.path} --mode warm_start",  # it has nothing to continue
+        f"rl-lab play {run.path}",
         run.read_manifest()["command_line"],
         "[best](checkpoints/best)",
         "[latest](checkpoints/latest)",
@@ -100,6 +101,7 @@ def test_a_run_that_has_no_rows_yet_gets_a_report_too(make_run: MakeRun) -> None
     run = make_run("mine")
     text = write_report(run).read_text()
     assert "*No episode has finished yet.*" in text
+    assert f"rl-lab resume {run.path}\n" in text
     assert "| final evaluation score | not evaluated |" in text
     assert "Last metrics" not in text and "Where the time went" not in text
     assert not run.curve_path.exists()

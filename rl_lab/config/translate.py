@@ -1,0 +1,186 @@
+"""Words of other libraries -> settings of ours, in the chosen experiment (the table is words.py).
+
+total_timesteps=1e5  ->  training.phases.train.duration_steps=100000, said in one line
+gamma=0.98           ->  algorithm.discount=0.98
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from rl_lab.config.files import Config, paths_of, value_at
+from rl_lab.config.words import ALGORITHM_WORDS, DURATION, ENVIRONMENT_WORDS, SAME_VALUES, WORDS, Word
+from rl_lab.types import ConfigError
+
+PHASES = "training.phases"
+
+
+def name_from_words(experiment: str | None, overrides: Sequence[str], default: str) -> tuple[str | None, list[str]]:
+    """`env=CartPole-v1 algo=dqn` as the name CartPole-v1:dqn; beside a named experiment, as the settings they are."""
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in overrides if "=" in word}
+    environments = [name for name in ENVIRONMENT_WORDS if name in given]
+    algorithms = [name for name in ALGORITHM_WORDS if name in given]
+    if not environments and not algorithms:
+        return experiment, list(overrides)
+    for names in (environments, algorithms):
+        if len(names) > 1:
+            raise ConfigError(f"{names[0]}={given[names[0]]} and {names[1]}={given[names[1]]} say the same: keep one.")
+    rest = [word for word in overrides if word.partition("=")[0] not in (*environments, *algorithms)]
+    algorithm = given[algorithms[0]].lower() if algorithms else None
+    environment = given[environments[0]].strip("'\"") if environments else None
+    if experiment is None:
+        default_environment, _, default_algorithm = default.rpartition(":")
+        named = f"{environment or default_environment}:{algorithm or default_algorithm}"
+        return named, rest
+    if environment is not None and environment != experiment.rpartition(":")[0]:
+        rest.insert(0, f"environment.id='{environment}'")
+        say(f"{environments[0]}={environment} sets environment.id={environment}; the rest stays as in {experiment}.")
+    return experiment, [*rest, *([f"algorithm={algorithm}"] if algorithm is not None else [])]
+
+
+def is_foreign(key: str) -> bool:
+    return key in WORDS
+
+
+def translate(words: Iterable[str], config: Config) -> list[str]:
+    """The overrides with every known word replaced by what it sets here; a sentence where it can set nothing."""
+    result: list[str] = []
+    for word in words:
+        key, _, value = word.partition("=")
+        bare = key.lstrip("+")
+        if bare in SAME_VALUES:
+            result.append(f"{bare}={SAME_VALUES[bare].get(value, value)}")
+        elif bare not in WORDS or bare in config:
+            result.append(word)
+        else:
+            result += _settings(bare, value, WORDS[bare], config)
+    return result
+
+
+def hint_of_word(name: str, config: Config) -> str:
+    """` Here that is 'algorithm.discount'.` for `algorithm.gamma`; empty where the table says nothing."""
+    if name not in WORDS:
+        return ""
+    keys = next((found for pattern in WORDS[name].sets if (found := _keys(pattern, config))), [])
+    if keys and keys[0].endswith(f".{name}"):
+        return f" Did you mean '{keys[0]}'?"
+    answer = f"'{keys[0]}'" if keys else WORDS[name].answer
+    return f" Here that is {answer}." if answer else ""
+
+
+def _settings(name: str, value: str, word: Word, config: Config) -> list[str]:
+    given, plain = f"{name}={value}", value.strip("'\"")
+    if plain in word.values and word.values[plain] is None:
+        say(f"{given} changes nothing: {word.remark}.")
+        return []
+    keys = next((found for pattern in word.sets if (found := _keys(pattern, config))), [])
+    is_missing = word.only and all(value_at(config, path) is None for path in word.only.split("|"))
+    if not keys or is_missing:
+        raise ConfigError(_refusal(given, word, config))
+    if word.is_closed and plain not in word.values:
+        raise ConfigError(f"{given}: write {keys[0]}=VALUE (`rl-lab config explain {keys[0]}`).")
+    _refuse_several_values(given, keys, config)
+    plain = word.values.get(plain) or value
+    plain = SAME_VALUES.get(keys[0], {}).get(plain, plain)
+    settings = [f"{key}={plain}" for key in keys]
+    remark = ""
+    if DURATION in word.sets:
+        settings, remark = _duration(given, keys[0], plain, config)
+    if keys[0] != name:
+        say(f"{given} sets {' and '.join(settings)}{remark}.")
+    return settings
+
+
+def _refusal(given: str, word: Word, config: Config) -> str:
+    name = given.partition("=")[0]
+    if DURATION in word.sets:
+        phases = _named(config, lambda phase: True)
+        return (
+            f"{given}: none or several of the phases ({', '.join(phases)}) collect and learn, so it is not clear "
+            f"whose steps are meant. Write training.phases.{phases[-1]}.duration_steps=VALUE, or duration_updates "
+            "where a phase takes no steps."
+        )
+    if word.answer:
+        return f"{name} is not a setting here: {word.answer}."
+    algorithm = str(value_at(config, "algorithm._target_")).rpartition(".")[2]
+    ours = " or ".join(word.sets).replace("PHASE", f"{PHASES}.NAME")
+    return f"{name} would be {ours}, which {algorithm} does not have: leave it out."
+
+
+def _refuse_several_values(given: str, keys: Sequence[str], config: Config) -> None:
+    """One number for parts that the experiment tells apart would be a guess."""
+    values = {key: value_at(config, key) for key in keys if not key.startswith(f"{PHASES}.")}
+    if len({_start(value) for value in values.values()}) > 1:
+        listed = ", ".join(f"{key} ({value})" for key, value in values.items())
+        raise ConfigError(f"{given} could mean several settings that differ here: {listed}. Name the one you mean.")
+
+
+def _start(value: Any) -> object:
+    """A number, or the one that a schedule begins with."""
+    number = re.search(r"\(\s*([-+.\de]+)", value) if isinstance(value, str) else None
+    return float(number[1]) if number else value if isinstance(value, int | float) else repr(value)
+
+
+def _keys(pattern: str, config: Config) -> list[str]:
+    """The settings of this config that a pattern names."""
+    if pattern.startswith(("PHASE.", "PREFILL.")):
+        part, _, key = pattern.partition(".")
+        phases = _learning(config) if part == "PHASE" else _prefills(config)
+        return [f"{PHASES}.{name}.{key}" for name in phases] if len(phases) == 1 else []
+    if "*" not in pattern:
+        return [pattern] if pattern in paths_of(config) else []
+    block, _, key = pattern.partition(".*.")
+    blocks = value_at(config, block) or {}
+    return [f"{block}.{name}.{key}" for name, part in blocks.items() if isinstance(part, dict) and key in part]
+
+
+def _named(config: Config, fits: Callable[[dict[str, Any]], object]) -> list[str]:
+    phases = value_at(config, PHASES)
+    return [str(phase.get("name")) for phase in phases if fits(phase)] if isinstance(phases, list) else []
+
+
+def _learning(config: Config) -> list[str]:
+    """Phases that take steps and learn; where none learns, those that take steps."""
+    online = _named(config, _takes_steps)
+    learning = _named(config, lambda phase: _takes_steps(phase) and _learns(phase))
+    return learning or online
+
+
+def _prefills(config: Config) -> list[str]:
+    return _named(config, lambda phase: _takes_steps(phase) and not _learns(phase)) if len(_learning(config)) else []
+
+
+def _takes_steps(phase: dict[str, Any]) -> bool:
+    return phase.get("type", "online") == "online" and phase.get("duration_steps") is not None
+
+
+def _learns(phase: dict[str, Any]) -> bool:
+    return phase.get("workflow_hooks") != []
+
+
+def _duration(given: str, key: str, text: str, config: Config) -> tuple[list[str], str]:
+    """The learning phase takes what the phases before it leave of all steps."""
+    name = key.split(".")[2]
+    phases = [phase for phase in value_at(config, PHASES) if phase.get("name") != name and _takes_steps(phase)]
+    others = sum(int(phase["duration_steps"]) for phase in phases)
+    try:
+        steps = float(text.replace("_", ""))
+    except ValueError:
+        raise ConfigError(f"{given}: write a number of agent steps, such as 100000 or 1e5.") from None
+    if not steps.is_integer() or steps < 1:
+        raise ConfigError(f"{given}: write a whole number of agent steps of at least 1, such as 1e5.")
+    if steps <= others:
+        taken = ", ".join(f"{PHASES}.{phase['name']}.duration_steps={phase['duration_steps']}" for phase in phases)
+        raise ConfigError(f"{given} leaves nothing to learn from after {taken}: give more steps, or shorten that.")
+    remark = f" ({others:,} more are those of {', '.join(str(phase['name']) for phase in phases)})" if others else ""
+    return [f"{key}={int(steps) - others}"], remark
+
+
+@cache
+def say(sentence: str) -> None:
+    """One line for the user, once."""
+    logging.getLogger("rl_lab").warning(sentence)

@@ -79,8 +79,7 @@ def _checked(item: Override, known: Config, groups: Iterable[str]) -> str:
         return line  # +key=value, a new one
     line = line.lstrip("+")  # of a key that exists: the same as without
     value = item.value()
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
-    if is_whole and isinstance(value_at(known, key), int) and not isinstance(value_at(known, key), bool):
+    if isinstance(value, float) and value.is_integer() and type(value_at(known, key)) is int:
         return f"{key}={int(value)}"  # 1e5
     return line
 

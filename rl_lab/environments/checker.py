@@ -194,9 +194,10 @@ class _Check:
 
 
 def _line_of(error: BaseException) -> str:
-    """` (my_env.py, line 12, in step)`: the innermost line that is neither Gymnasium's nor ours."""
+    """` (my_env.py, line 12, in step)`: the innermost line of the environment's own, not of a library it calls."""
     homes = (str(Path(gym.__file__).parent), str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(homes)]
+    frames = [frame for frame in frames if "site-packages" not in Path(frame.filename).parts] or frames
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 

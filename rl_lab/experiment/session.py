@@ -160,7 +160,7 @@ def _build(
         prune=prune,
     )
     with _closed_on_error(experiment):
-        run.write_environment(to_plain(experiment.environment.blueprint))
+        run.write_environment(to_plain(experiment.collector.environment.blueprint))
     return experiment
 
 

@@ -53,7 +53,7 @@ def tuned(config: dict[str, Any], space: Path | None) -> dict[str, Any]:
     words = [*content.get("trial_overrides", []), "evaluation.video=false"]
     evaluation, phases = config["evaluation"], config["training"]["phases"]
     durations = [phase.get("duration_steps") for phase in phases]
-    if evaluation["every_steps"] is None and evaluation["every_updates"] is None:
+    if evaluation["every_steps"] in (None, "auto") and evaluation["every_updates"] is None:
         if all(durations):
             words.append(f"evaluation.every_steps={max(1, sum(durations) // EVALUATIONS)}")
         else:

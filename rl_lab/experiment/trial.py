@@ -86,10 +86,11 @@ def check_trial(task: TrialCheck) -> str:
 
 def _metric_problem(task: TrialCheck, evaluation: EvaluationBlock) -> str:
     """A metric that these settings never log, as far as that can be known beforehand."""
-    is_evaluated = evaluation.every_steps is not None or evaluation.every_updates is not None
+    steps = evaluation.every_steps if evaluation.every_steps != "auto" or evaluation.final_episodes > 0 else None
+    is_evaluated = steps is not None or evaluation.every_updates is not None
     if task.metric.startswith("eval/") and not is_evaluated:
         if evaluation.final_episodes == 0:
-            return f"metric {task.metric} is never logged: evaluation.final_episodes is 0 and every_steps is null."
+            return f"metric {task.metric} is never logged: evaluation.final_episodes is 0 and every_steps is {evaluation.every_steps or 'null'}."
         if task.has_pruner:
             return "a pruner compares evaluations during training, and there are none: set evaluation.every_steps."
     if meaning_of(task.metric) is None and (hint := did_you_mean(task.metric, NAMES)):

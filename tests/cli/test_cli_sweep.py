@@ -310,7 +310,14 @@ def journal_lines(name: str) -> list[str]:
         ({"parameters": {"algorithm.discount": [0.9, 1.5]}}, "parameters.algorithm.discount=1.5: "),
         ({"metric": "eval/episode_retrun_mean"}, "is not known. Did you mean 'eval/episode_return_mean'?"),
         ({"metric": "eval/episode_return_mean", "overrides": ["evaluation.final_episodes=0"]}, "is never logged"),
-        ({"metric": "eval/episode_return_mean", "pruner": "median"}, "set evaluation.every_steps"),
+        (
+            {
+                "metric": "eval/episode_return_mean",
+                "pruner": "median",
+                "overrides": ["evaluation.every_steps=null"],
+            },
+            "set evaluation.every_steps",
+        ),
     ],
 )
 def test_values_are_checked_before_the_first_trial(content: dict[str, Any], message: str) -> None:

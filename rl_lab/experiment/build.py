@@ -35,6 +35,7 @@ from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.time_split import TimeSplit
 from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
 from rl_lab.orchestration.cadence import Cadence
+from rl_lab.orchestration.callbacks import Callbacks
 from rl_lab.orchestration.housekeeping import EvaluationPlan, Housekeeping
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler, total_steps
@@ -130,6 +131,7 @@ def build(
     quiet: bool = False,
     interrupted: Callable[[], bool] = lambda: False,
     on_save: Callable[[Housekeeping], None] = lambda housekeeping: None,
+    callbacks: Callbacks | None = None,
 ) -> Experiment:
     """The whole experiment; with `run` None nothing is written (checks and dry runs)."""
     settings = read_settings(config)
@@ -158,6 +160,7 @@ def build(
             films=film_plan(run, settings.evaluation, films, workflow, evaluator),
             **plans,
             on_save=on_save,
+            callbacks=callbacks or Callbacks(),
         )
         targets |= {"progress": housekeeping, "phase_state": scheduler, **agent.state_targets(), "buffers": buffers}
         targets |= {"collector": collector, "workflow_custom": workflow, "logger": logger, "rng": RandomState()}

@@ -12,11 +12,14 @@ from typing import Any
 
 from rl_lab.config.compose import apply_overrides, to_yaml
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
+from rl_lab.environments.handed import is_handed
+from rl_lab.environments.lookup import find
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.film import record_video
 from rl_lab.experiment.load import CHANGEABLE, differences, load_config, open_config
 from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.metrics.writers import TextLogWriter
+from rl_lab.orchestration.callbacks import Callbacks
 from rl_lab.orchestration.housekeeping import Housekeeping
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.index import RunIndex
@@ -38,18 +41,19 @@ def train(
     run_id: str | None,
     resume_existing: bool,
     quiet: bool,
+    callbacks: Callbacks | None = None,
 ) -> RunDirectory:
     """Train a composed config to its end: in a new run or, with `resume_existing`, in one that exists."""
     folder = Path(runs_dir if runs_dir is not None else config["runs"]["directory"])
     run_id = run_id if run_id is not None else config["runs"]["id"]
     if resume_existing and run_id is not None and (folder / run_id / "config.yaml").exists():
-        return _continue_as_asked(RunDirectory.open(folder / run_id), config, overrides, quiet=quiet)
+        return _continue_as_asked(RunDirectory.open(folder / run_id), config, overrides, quiet, callbacks)
     remember_consent(config)
-    return start_run(config, overrides=overrides, run_id=run_id, runs_dir=folder, quiet=quiet)
+    return start_run(config, overrides=overrides, run_id=run_id, runs_dir=folder, quiet=quiet, callbacks=callbacks)
 
 
 def _continue_as_asked(
-    run: RunDirectory, config: dict[str, Any], overrides: Sequence[str], *, quiet: bool
+    run: RunDirectory, config: dict[str, Any], overrides: Sequence[str], quiet: bool, callbacks: Callbacks | None
 ) -> RunDirectory:
     """Continue a run that exists, if the settings asked for are its own; a finished one is returned as it is."""
     if found := differences(load_config(run), config, overrides):
@@ -61,7 +65,8 @@ def _continue_as_asked(
     if run.read_status()["state"] not in DONE:
         changed = {key: config["environment"].get(key.partition(".")[2]) for key in CHANGEABLE}
         words = [f"{key}={value}" for key, value in changed.items() if value is not None]
-        continue_run(run, overrides=words, trust=[*foreign_packages(config)], quiet=quiet)
+        trust = [*foreign_packages(config)]
+        continue_run(run, overrides=words, trust=trust, quiet=quiet, callbacks=callbacks)
     return run
 
 
@@ -73,6 +78,7 @@ def start_run(
     runs_dir: Path,
     quiet: bool = False,
     warm_start: tuple[Checkpoint, bool] | None = None,
+    callbacks: Callbacks | None = None,
 ) -> RunDirectory:
     """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
     checked = read_settings(config)
@@ -90,7 +96,7 @@ def start_run(
     interruption = _Interruption()
     with RunLock(run), handled_by(interruption.ask), _recorded(run, interruption):
         try:
-            experiment = _build(config, run, interruption, quiet=quiet)
+            experiment = _build(config, run, interruption, quiet, callbacks)
             if warm_start is not None:
                 with _closed_on_error(experiment):
                     experiment.warm_start(warm_start[0], with_optimizers=warm_start[1])
@@ -103,10 +109,21 @@ def start_run(
 
 
 def continue_run(
-    run: RunDirectory, *, overrides: Sequence[str] = (), trust: Sequence[str] = (), quiet: bool = False
+    run: RunDirectory,
+    *,
+    overrides: Sequence[str] = (),
+    trust: Sequence[str] = (),
+    quiet: bool = False,
+    environment_id: str | None = None,
+    callbacks: Callbacks | None = None,
 ) -> None:
-    """Go on exactly where the newest intact checkpoint was taken."""
+    """Go on exactly where the newest intact checkpoint was taken; `environment_id` names an environment that was handed
+    over anew."""
     config = open_config(run, trust)
+    if environment_id is not None:
+        config["environment"]["id"] = environment_id
+    if is_handed(str(config["environment"]["id"])):  # before anything is written: what cannot go on here stays as it is
+        find(config["environment"]["id"])
     for word in overrides:
         key = word.lstrip("+").partition("=")[0]
         if key not in CHANGEABLE:
@@ -127,16 +144,18 @@ def continue_run(
             )
         interruption = _Interruption()
         with handled_by(interruption.ask), _recorded(run, interruption):
-            experiment = _build(config, run, interruption, quiet=quiet)
+            experiment = _build(config, run, interruption, quiet, callbacks)
             with _closed_on_error(experiment):
                 _restore_newest(experiment, run)
             _run(experiment, run, interruption)
     interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
 
 
-def _build(config: dict[str, Any], run: RunDirectory, interruption: _Interruption, *, quiet: bool) -> Experiment:
-    note_progress = partial(_write_status, run, state="running")
-    return build(config, run=run, quiet=quiet, interrupted=interruption.is_set, on_save=note_progress)
+def _build(
+    config: dict[str, Any], run: RunDirectory, interruption: _Interruption, quiet: bool, callbacks: Callbacks | None
+) -> Experiment:
+    asked, note_progress = interruption.is_set, partial(_write_status, run, state="running")
+    return build(config, run=run, quiet=quiet, interrupted=asked, on_save=note_progress, callbacks=callbacks)
 
 
 def _restore_newest(experiment: Experiment, run: RunDirectory) -> None:

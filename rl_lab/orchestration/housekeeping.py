@@ -13,6 +13,7 @@ from typing import Protocol
 
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.orchestration.cadence import Cadence, DueMarks
+from rl_lab.orchestration.callbacks import Callbacks
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import Stopping, StopRules
 from rl_lab.types import CollectResult, Counts, Metrics, RunError, StateTree
@@ -62,6 +63,7 @@ class Housekeeping:
     stop_rules: StopRules
     films: FilmPlan | None = None
     on_save: Callable[[Housekeeping], None] = lambda housekeeping: None
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     def __post_init__(self) -> None:
         self.stopping = Stopping(self.stop_rules)
@@ -96,6 +98,7 @@ class Housekeeping:
 
     def collected(self, result: CollectResult) -> None:
         self._latest.update(result.metrics)
+        self.callbacks.episodes(result.episodes)
 
     def updated(self, metrics: Metrics) -> None:
         self.logger.add(metrics)
@@ -116,12 +119,13 @@ class Housekeeping:
             episode_return=self._latest.get("collect/episode_return_mean"),
             eval_return=self._evaluated.get("eval/episode_return_mean"),
         )
+        reason = reason or self.callbacks.stop_reason
         if is_log_due or self._evaluated or phase_ended or reason is not None:
             self.write_row()
         is_save_due = self._marks["checkpoint"].due(counts, session_s)
         if (is_save_due or self._is_best_unsaved) and reason is None:
             self.save()
-        return reason
+        return reason or self.callbacks.stop_reason
 
     def evaluate_now(self) -> None:
         """Evaluate and remember the best; it is saved at the end of the cycle, where a run can be continued."""
@@ -133,6 +137,7 @@ class Housekeeping:
     def _score(self, episodes: int) -> float | None:
         with self.stopwatch.section("evaluation"):
             self._evaluated = dict(self.evaluate(episodes=episodes))
+        self.callbacks.evaluation(self.counts.as_dict(), self._evaluated)
         score = self._evaluated.get("eval/episode_return_mean")
         if score is not None:
             self.last_score = score
@@ -154,16 +159,18 @@ class Housekeeping:
             }
             self._evaluated = {}
             self.display.update_progress(fraction, phases[index].name, index, len(phases))
-            self.logger.write(self.counts, wall_s=self.wall_s, values=values)
+            row = self.logger.write(self.counts, wall_s=self.wall_s, values=values)
         self._refuse_broken(self.logger.last_non_finite)
+        self.callbacks.row(row)
 
     def save(self) -> None:
         """Save a checkpoint now; only between cycles, and never of weights that an update has broken."""
         self._refuse_broken(name for name, value in self._learnt.items() if not isfinite(value))
         is_best, self._is_best_unsaved = self._is_best_unsaved, False
         with self.stopwatch.section("checkpoint"):
-            self.save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
+            path = self.save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
             self.on_save(self)
+        self.callbacks.checkpoint(self.counts.as_dict(), path=path, score=self.last_score, is_best=is_best)
 
     def finish(self, reason: str | None) -> None:
         """The last evaluation, row and checkpoint; once per run, even when this part is interrupted and resumed."""
@@ -180,6 +187,8 @@ class Housekeeping:
             self.write_row()
         self.is_final = True
         self.save()
+        if self.callbacks.error is not None:
+            raise self.callbacks.error
 
     def _refuse_broken(self, non_finite: Iterable[str]) -> None:
         broken = [name for name in non_finite if name.startswith("loss/") or name.endswith("grad_norm")]

@@ -76,7 +76,7 @@ def train(
     run by returning False or with `.stop()` (docs/from_python.md).
     """
     callbacks = Callbacks(on_row, on_evaluation, on_checkpoint, on_episode)
-    words = [*overrides, *(f"{key.replace('__', '.')}={_spell(value, key)}" for key, value in settings.items())]
+    words = [*overrides, *(_override(key, value) for key, value in settings.items())]
     if env is not None:
         experiment, words = experiment or "ppo", _with_environment(env, words)
     config = compose(experiment, words, config_dir=None if config_dir is None else Path(config_dir))
@@ -156,6 +156,11 @@ def resume(
         callbacks=callbacks,
     )
     return Run(started)
+
+
+def _override(key: str, value: Any) -> str:
+    """A keyword as an override; a dict may also add keys to its block, such as arguments of an environment."""
+    return f"{'++' if isinstance(value, Mapping) else ''}{key.replace('__', '.')}={_spell(value, key)}"
 
 
 def _spell(value: Any, place: str = "setting") -> str:

@@ -47,6 +47,7 @@ class Policy:
         self._blueprint = blueprint
         self._device = device
         self._source = source
+        self._begins: np.ndarray  # of the last call's observations: those whose episodes are new
         self.reset()
 
     def environment(self, *, num_envs: int | None = None, render: bool = False) -> Any:
@@ -64,7 +65,7 @@ class Policy:
             self._begins |= self._mask(which)
             return
         self._state: Any = None
-        self._begins = np.ones(0, dtype=bool)  # of the last call's observations: those whose episodes are new
+        self._begins = np.ones(0, dtype=bool)
         self._count = 0  # observations of the last call
 
     def _mask(self, which: Any) -> np.ndarray:

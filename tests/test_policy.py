@@ -160,7 +160,6 @@ def test_a_partial_reset_before_any_batch_is_refused(recall: api.Run) -> None:
 # --- the environment a policy wants ------------------------------------------------------------
 
 TRAINED = {
-    "discrete": ("ppo_cartpole", DEBUG),
     "continuous": ("sac_pendulum", ["preset=debug"]),
     "wrapped": ("CartPole-v1:dqn", ["preset=debug", "environment.wrappers=[{id: frame_stack, count: 2}]"]),
     "repeated": ("ppo_pendulum", [*DEBUG, "environment.action_repeat=2", "environment.time_limit=5"]),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -499,23 +497,3 @@ def test_environments_can_be_made_as_algorithms_see_them() -> None:
     assert rows.observation["vector"].shape == (3, 4)
     assert rows.is_first.all()
     environment.close()
-
-
-# --- names -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", rl_lab.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    assert callable(getattr(rl_lab, name))
-
-
-def test_completion_knows_every_public_name_before_anything_is_imported() -> None:
-    program = "import sys, rl_lab; assert set(rl_lab.__all__) <= set(dir(rl_lab)); "
-    program += "print([name for name in ('torch', 'numpy', 'gymnasium', 'hydra') if name in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert answer.stdout == "[]\n"
-
-
-def test_a_name_that_is_not_there_says_so() -> None:
-    with pytest.raises(AttributeError, match="module 'rl_lab' has no attribute 'trian'"):
-        _ = rl_lab.trian

@@ -16,10 +16,37 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rl_lab.api import Run, collect, dream, evaluate, load, make_env, play, resume, train
+    from rl_lab.api import (
+        Run,
+        check_environment,
+        collect,
+        describe_environment,
+        dream,
+        evaluate,
+        list_environments,
+        load,
+        make_env,
+        play,
+        resume,
+        train,
+    )
     from rl_lab.policy import Policy
 
-__all__ = ["Policy", "Run", "collect", "dream", "evaluate", "load", "make_env", "play", "resume", "train"]
+__all__ = [
+    "Policy",
+    "Run",
+    "check_environment",
+    "collect",
+    "describe_environment",
+    "dream",
+    "evaluate",
+    "list_environments",
+    "load",
+    "make_env",
+    "play",
+    "resume",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,3 +54,8 @@ def __getattr__(name: str) -> Any:
         home = importlib.import_module("rl_lab.policy" if name == "Policy" else "rl_lab.api")
         return getattr(home, name)
     raise AttributeError(f"module 'rl_lab' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """For completion: what is public, whether it was imported yet or not."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

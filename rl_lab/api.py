@@ -10,9 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
+
+from gymnasium import Env
+from gymnasium.vector import VectorEnv
 
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.compose import apply_overrides, compose
@@ -21,45 +24,27 @@ from rl_lab.environments.base import Environment
 from rl_lab.environments.catalog import EnvInfo
 from rl_lab.environments.checker import Finding
 from rl_lab.environments.factory import make_environment
+from rl_lab.environments.gymnasium_form import make_gymnasium
+from rl_lab.environments.handed import EnvSource, hand_over, is_handed, is_one
 from rl_lab.experiment import session
 from rl_lab.experiment.build import Agent, Experiment
 from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run
 from rl_lab.experiment.export import SUFFIXES, PolicyFile, PolicyFormat, check_format
 from rl_lab.experiment.film import can_dream, film_dreams, record_video
-from rl_lab.experiment.load import load_actor, load_agent, load_config, open_config
+from rl_lab.experiment.load import load_actor, load_agent, open_config
+from rl_lab.experiment.policy_source import policy_of
+from rl_lab.experiment.run import Run
+from rl_lab.orchestration.callbacks import Callback, Callbacks
 from rl_lab.policy import Policy
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.film import FilmFiles
 from rl_lab.runs.index import resolve_run
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.video import check_name, write_video
-from rl_lab.types import ConfigError, EnvSpec, RunError
+from rl_lab.types import ConfigError, EnvSpec, RunError, did_you_mean
 
 ResumeMode = Literal["exact", "warm_start", "warm_start_optimizer"]
 MODES = ("exact", "warm_start", "warm_start_optimizer")
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run on disk."""
-
-    directory: RunDirectory
-
-    @property
-    def id(self) -> str:
-        return self.directory.id
-
-    @property
-    def path(self) -> Path:
-        return self.directory.path
-
-    @property
-    def status(self) -> dict[str, Any]:
-        return self.directory.read_status()
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return load_config(self.directory)
 
 
 RunReference = str | Path | Run
@@ -71,43 +56,96 @@ RunReference = str | Path | Run
 def train(
     experiment: str | None = None,
     *,
+    env: EnvSource | None = None,
     overrides: Sequence[str] = (),
     run_id: str | None = None,
     runs_dir: str | Path | None = None,
-    config_dir: Path | None = None,
+    config_dir: str | Path | None = None,
     quiet: bool = False,
     resume_existing: bool = False,
+    on_row: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+    on_episode: Callback | None = None,
     **settings: Any,
 ) -> Run:
-    """Train an experiment to its end. Settings are `seed=1` or, for a deeper key, `algorithm__discount=0.98`."""
+    """Train an experiment to its end. Settings are `seed=1` or, for a deeper key, `algorithm__discount=0.98`.
+
+    `env` is an environment as an object: its class or a function that makes one, of which as many are made as
+    `environment.num_envs` says, or one environment, which is copied. Callbacks get plain values by name; they stop the
+    run by returning False or with `.stop()` (docs/from_python.md).
+    """
+    callbacks = Callbacks(on_row, on_evaluation, on_checkpoint, on_episode)
     words = [*overrides, *_as_words(settings)]
-    config = compose(experiment, words, config_dir=config_dir)
+    if env is not None:
+        experiment, words = experiment or "ppo", _with_environment(env, words)
+    config = compose(experiment, words, config_dir=None if config_dir is None else Path(config_dir))
     trained = session.train(
-        config, words, run_id=run_id, runs_dir=runs_dir, resume_existing=resume_existing, quiet=quiet
+        config,
+        words,
+        run_id=run_id,
+        runs_dir=runs_dir,
+        resume_existing=resume_existing,
+        quiet=quiet,
+        callbacks=callbacks,
     )
     return Run(trained)
+
+
+def _with_environment(env: EnvSource, words: list[str]) -> list[str]:
+    """The overrides that name an environment which was handed over."""
+    given = dict(word.lstrip("+").partition("=")[::2] for word in words)
+    if "environment.id" in given:
+        raise ConfigError(f"env and environment.id={given['environment.id']} name two environments: leave one out.")
+    if is_one(env) and given.setdefault("environment.num_envs", "1") != "1":
+        raise ConfigError(
+            f"env is one environment, but environment.num_envs is {given['environment.num_envs']}: hand over what "
+            "makes one, such as env=MyEnv or env=lambda: MyEnv(...), or leave num_envs out."
+        )
+    alone = ["environment.num_envs=1"] if is_one(env) else []
+    return [*words, *alone, f"environment.id={spell(hand_over(env))}"]
 
 
 def resume(
     run: RunReference,
     *,
+    env: EnvSource | None = None,
     runs_dir: str | Path | None = None,
     mode: ResumeMode = "exact",
     overrides: Sequence[str] = (),
     trust: Sequence[str] = (),
     quiet: bool = False,
+    on_row: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+    on_episode: Callback | None = None,
     **settings: Any,
 ) -> Run:
     """Continue a run. exact: bit for bit, in its own directory, also with more steps than it had
-    (`training__phases__train__duration_steps=200000`); warm_start: a new run that begins with its weights."""
+    (`training__phases__train__duration_steps=200000`); warm_start: a new run that begins with its weights.
+
+    A run that was trained with an environment object gets it again as `env`."""
     overrides = [*overrides, *_as_words(settings)]
     if mode not in MODES:
         raise ConfigError(f"mode is '{mode}': write {', '.join(MODES)}.")
+    callbacks = Callbacks(on_row, on_evaluation, on_checkpoint, on_episode)
     directory = _directory(run, runs_dir)
+    environment_id = None if env is None else hand_over(env)
     if mode == "exact":
-        session.continue_run(directory, overrides=overrides, trust=trust, quiet=quiet)
+        if environment_id is not None and not is_handed(own := str(Run(directory).config["environment"]["id"])):
+            raise ConfigError(f"Run {directory.id} was trained in '{own}' and goes on there: leave env out.")
+        session.continue_run(
+            directory,
+            overrides=overrides,
+            trust=trust,
+            quiet=quiet,
+            environment_id=environment_id,
+            callbacks=callbacks,
+        )
         return Run(directory)
     config = open_config(directory, trust)
+    if environment_id is not None:
+        config["environment"]["id"] = environment_id
     store = CheckpointStore(directory.checkpoints_dir)
     found = store.load_newest_valid(logging.getLogger("rl_lab").warning, Experiment.WARM_SECTIONS)
     if found is None:
@@ -118,12 +156,17 @@ def resume(
         runs_dir=directory.path.parent,
         quiet=quiet,
         warm_start=(found, mode == "warm_start_optimizer"),
+        callbacks=callbacks,
     )
     return Run(started)
 
 
 def _as_words(settings: Mapping[str, Any]) -> list[str]:
-    return [f"{key.replace('__', '.')}={spell(value)}" for key, value in settings.items()]
+    """Keywords as overrides; a dict may also add keys to its block, such as arguments of an environment."""
+    return [
+        f"{'++' if isinstance(value, Mapping) else ''}{key.replace('__', '.')}={spell(value, key)}"
+        for key, value in settings.items()
+    ]
 
 
 # --- looking -----------------------------------------------------------------------------------
@@ -136,11 +179,14 @@ def _acting(
     checkpoint: str | Path,
     seed: int | None,
     trust: Sequence[str],
+    env: EnvSource | None,
     num_envs: int | None = None,
 ) -> Iterator[tuple[RunDirectory, Agent, Evaluator]]:
     """A run's trained agent with environments to act in, which are closed at the end."""
     directory = _directory(run, runs_dir)
     config = open_config(directory, trust)
+    if env is not None:
+        config["environment"]["id"] = hand_over(env)
     if seed is not None:
         config["seed"] = seed
     if num_envs is not None:
@@ -159,12 +205,13 @@ def evaluate(
     checkpoint: str | Path = "latest",
     seed: int | None = None,
     video: str | Path | None = None,
+    env: EnvSource | None = None,
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
 ) -> dict[str, float]:
     """Play `episodes` deterministic episodes of a trained policy; `video` also records one of them. `trust` names
     packages that the run's config may import (docs/security.md)."""
-    with _acting(run, runs_dir, checkpoint, seed, trust) as (_, agent, evaluator):
+    with _acting(run, runs_dir, checkpoint, seed, trust, env) as (_, agent, evaluator):
         metrics = agent.workflow.evaluate(episodes=episodes)
         if video is not None and record_video(agent.workflow, evaluator, Path(video)) is None:
             raise RunError(f"{evaluator.environment.spec.id} cannot render here, so there is no video.")
@@ -176,14 +223,18 @@ def load(
     *,
     checkpoint: str | Path = "latest",
     device: str | None = None,
+    env: EnvSource | None = None,
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
 ) -> Policy:
     """A trained policy that keeps its own recurrent state and normaliser: `policy.act(observation)`. The environment
     need not be installed. `device` replaces the run's own, such as "cpu"."""
     directory = _directory(run, runs_dir)
-    agent, blueprint = load_actor(directory, open_config(directory, trust), checkpoint, device=device)
-    return Policy(agent.workflow, blueprint, device=agent.runtime.device)
+    config = open_config(directory, trust)
+    if env is not None:
+        config["environment"]["id"] = hand_over(env)
+    agent, blueprint = load_actor(directory, config, checkpoint, device=device)
+    return policy_of(config, agent, blueprint)
 
 
 def export_policy(
@@ -210,13 +261,14 @@ def play(
     output: str | Path | None = None,
     checkpoint: str | Path = "latest",
     seed: int | None = None,
+    env: EnvSource | None = None,
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
 ) -> Path | None:
     """Watch a policy: in a window where there is a display, else (or with `output`) as an mp4."""
     from rl_lab.collection.viewer import can_show, show
 
-    with _acting(run, runs_dir, checkpoint, seed, trust) as (directory, agent, evaluator):
+    with _acting(run, runs_dir, checkpoint, seed, trust, env) as (directory, agent, evaluator):
         recordings = evaluator.record_episodes(agent.workflow.act, episodes=episodes)
         frames = [frame for recording in recordings for frame in recording.frames]
         if not frames:
@@ -270,6 +322,7 @@ def dream(
     output: str | Path | None = None,
     checkpoint: str | Path = "latest",
     seed: int | None = None,
+    env: EnvSource | None = None,
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
 ) -> FilmFiles:
@@ -280,7 +333,7 @@ def dream(
             raise ConfigError(f"{name} is {value}: write a whole number of at least 1.")
     if output is not None:
         check_name(Path(output))
-    with _acting(run, runs_dir, checkpoint, seed, trust, num_envs=sequences) as (directory, agent, evaluator):
+    with _acting(run, runs_dir, checkpoint, seed, trust, env, sequences) as (directory, agent, evaluator):
         if not can_dream(workflow := agent.workflow):
             raise ConfigError(
                 f"Run {directory.id} cannot dream: {type(workflow).__name__} has no world model. "
@@ -290,9 +343,24 @@ def dream(
         return film_dreams(agent.workflow, evaluator, path, sequences=sequences, context=context, horizon=horizon)
 
 
-def make_env(id: str, **settings: Any) -> Environment:
-    """Environments as our algorithms see them: `rl_lab.make_env("CartPole-v1", num_envs=8)`."""
-    return make_environment(id=id, **settings)
+@overload
+def make_env(id: EnvSource, *, native: Literal[False] = False, **settings: Any) -> Environment: ...
+@overload
+def make_env(id: EnvSource, *, native: Literal[True], **settings: Any) -> Env | VectorEnv: ...
+
+
+def make_env(id: EnvSource, *, native: bool = False, **settings: Any) -> Environment | Env | VectorEnv:
+    """Environments as our algorithms see them, `rl_lab.make_env("CartPole-v1", num_envs=8)`: rows, actions in [-1, 1].
+
+    `native=True` gives them in Gymnasium's form, with native observations and actions like those of `policy.act`: a
+    gymnasium.Env or, with `num_envs`, a vector environment."""
+    make: Callable[..., Any] = make_gymnasium if native else make_environment
+    known = signature(make).parameters
+    for name in settings:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"make_env has no setting '{name}'.{hint} It takes: {', '.join(known)}.")
+    return make(id=hand_over(id), **settings)
 
 
 def list_environments(text: str | None = None, *, all_versions: bool = False) -> list[EnvInfo]:

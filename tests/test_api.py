@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -84,6 +83,12 @@ def test_settings_may_be_keywords(runs_dir: Path) -> None:
         ([1, 2], "[1, 2]"),
         (["a", None], "[a, null]"),
         ({"size": 3}, "{size: 3}"),
+        (Path("data/rows"), "data/rows"),
+        (np.float32(0.5), "0.5"),
+        (np.int64(3), "3"),
+        (np.bool_(True), "true"),
+        (np.arange(3), "[0, 1, 2]"),
+        ({"a b": (1, None)}, "{'a b': [1, null]}"),
     ],
 )
 def test_python_values_are_spelt_as_overrides(value: Any, spelt: str) -> None:
@@ -96,6 +101,25 @@ def test_python_values_are_spelt_as_overrides(value: Any, spelt: str) -> None:
 )
 def test_spelt_values_come_back_as_they_were(value: Any) -> None:
     assert apply_overrides({"key": None}, [f"key={spell(value)}"]) == {"key": value}
+
+
+def test_a_dict_adds_to_its_block_and_folders_may_be_texts(runs_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "configs" / "experiment").mkdir(parents=True)
+    run = train(
+        runs_dir,
+        config_dir=str(tmp_path / "configs"),
+        environment__kwargs={"sutton_barto_reward": np.bool_(True)},
+        evaluation__num_envs=np.int64(2),
+    )
+    assert run.config["environment"]["kwargs"] == {"sutton_barto_reward": True}
+    assert run.config["evaluation"]["num_envs"] == 2
+
+
+def test_a_value_that_no_config_can_hold_is_refused(runs_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"environment.kwargs holds a object \(<object.*numbers, texts, True, False"):
+        train(runs_dir, environment__kwargs={"a": object()})
+    with pytest.raises(ConfigError, match="does not accept kwargs.*reward.*It takes"):
+        train(runs_dir, environment__kwargs={"suton_barto_reward": True})
 
 
 def test_an_id_that_is_taken_is_refused(finished: api.Run) -> None:
@@ -420,84 +444,6 @@ def test_outside_the_main_thread_signals_are_left_alone(runs_dir: Path) -> None:
 # --- using what was learnt ---------------------------------------------------------------------
 
 
-def test_a_policy_acts_on_what_the_environment_gives(finished: api.Run) -> None:
-    policy = rl_lab.load(finished)
-    env = gym.make("CartPole-v1")
-    observation, _ = env.reset(seed=0)
-    action = policy.act(observation)
-    assert env.action_space.contains(action)
-    assert policy.act(observation) == action, "deterministic unless asked otherwise"
-    many = policy.act(np.stack([observation, -observation, observation]))
-    assert many.shape == (3,)
-    assert many[0] == many[2] == action
-    drawn = {int(policy.act(observation, deterministic=False)) for _ in range(50)}
-    assert drawn == {0, 1}
-
-
-@pytest.mark.parametrize(
-    ("observation", "found"),
-    [
-        (np.zeros(3), "has shape (3,)"),
-        (np.zeros((2, 3)), "has shape (2, 3)"),
-        (np.zeros((2, 2, 4)), "has shape (2, 2, 4)"),
-        (np.zeros((0, 4)), "has shape (0, 4)"),
-        (0.5, "has shape ()"),
-        ([[0.0, 1.0], [2.0]], "is not there"),
-    ],
-)
-def test_a_policy_refuses_what_its_environment_never_shows(finished: api.Run, observation: Any, found: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        rl_lab.load(finished).act(observation)
-    assert str(refusal.value) == (
-        f"policy.act: observation 'vector' {found}; those of CartPole-v1 have shape (4,), or (N, 4) for a batch."
-    )
-
-
-def test_a_policy_of_several_keys_wants_them_all_and_equally_many(runs_dir: Path) -> None:
-    pytest.importorskip("minigrid")
-    overrides = [*DEBUG, "environment.id=MiniGrid-Empty-5x5-v0"]
-    policy = rl_lab.load(api.train("ppo", overrides=overrides, runs_dir=runs_dir, quiet=True))
-    shown = gym.make("MiniGrid-Empty-5x5-v0").reset(seed=0)[0]
-    policy.act(shown)
-    with pytest.raises(ConfigError, match="observation 'direction' is not there; those of MiniGrid-Empty-5x5-v0"):
-        policy.act({"image": shown["image"]})
-    with pytest.raises(ConfigError, match=r"batches of different sizes: \[\(2,\), \(3,\)\]"):
-        policy.act({"image": np.stack([shown["image"]] * 2), "direction": np.zeros(3, int)})
-
-
-def test_a_continuous_policy_answers_in_the_environments_own_range(runs_dir: Path) -> None:
-    run = api.train("ppo_pendulum", overrides=[*DEBUG], runs_dir=runs_dir, quiet=True)
-    policy = rl_lab.load(run)
-    env = gym.make("Pendulum-v1")
-    observation, _ = env.reset(seed=0)
-    action = policy.act(observation)
-    assert env.action_space.contains(np.asarray(action, np.float32))
-    assert policy.act(np.stack([observation] * 4)).shape == (4, 1)
-
-
-def test_a_policy_without_a_model_cannot_imagine(finished: api.Run) -> None:
-    policy = rl_lab.load(finished)
-    with pytest.raises(ConfigError, match=r"imagine\(\) needs a model of the world, which PPO does not learn: load a"):
-        policy.imagine()
-
-
-def test_a_policy_with_memory_remembers_until_it_is_reset(runs_dir: Path) -> None:
-    run = api.train("ppo_recall", overrides=["preset=debug"], runs_dir=runs_dir, quiet=True)
-    policy = rl_lab.load(run)
-    cue, blank = np.array([1, 0, 0], np.float32), np.zeros(3, np.float32)
-    policy.act(cue)
-    remembered = policy._state.clone()
-    policy.act(blank)
-    assert not np.array_equal(remembered, policy._state)
-    policy.reset()
-    policy.act(cue)
-    assert np.array_equal(remembered, policy._state), "a new episode begins as the first did"
-    with pytest.raises(ConfigError, match=r"policy.act was given 2 observations after 1: .* Call policy.reset\(\)"):
-        policy.act(np.stack([cue, blank]))
-    policy.reset()
-    assert len(policy.act(np.stack([cue, blank]))) == 2
-
-
 def test_a_loaded_policy_is_the_one_that_was_evaluated(finished: api.Run) -> None:
     """The same policy on the same seeds scores what training wrote down."""
     scored = rl_lab.evaluate(finished, episodes=2)
@@ -552,16 +498,3 @@ def test_environments_can_be_made_as_algorithms_see_them() -> None:
     assert rows.observation["vector"].shape == (3, 4)
     assert rows.is_first.all()
     environment.close()
-
-
-# --- names -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", rl_lab.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    assert callable(getattr(rl_lab, name))
-
-
-def test_a_name_that_is_not_there_says_so() -> None:
-    with pytest.raises(AttributeError, match="module 'rl_lab' has no attribute 'trian'"):
-        _ = rl_lab.trian

@@ -36,10 +36,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "experiment": (
         *("config", "orchestration", "workflows", "collection", "environments", "buffers", "kernels.door"),
-        *("training", "runs", "metrics", "types", "utils"),
+        *("training", "runs", "metrics", "policy", "types", "utils"),
     ),
-    "policy": ("collection.collector", "environments.recipe", "experiment.export", "workflows.base", "types"),
-    "api": ("collection", "config", "environments", "experiment", "policy", "runs", "types"),
+    "policy": ("", "collection.collector", "environments.recipe", "workflows.base", "types"),
+    "api": (
+        *("collection", "config", "environments", "experiment", "orchestration.callbacks", "policy", "runs", "types"),
+    ),
     "launch": ("types", "utils"),
     "cli": ("", "api", "config", "experiment", "launch", "runs", "types", "utils"),  # "": the package, for its version
     "__init__": ("api", "policy"),
@@ -51,11 +53,13 @@ BROAD_EXCEPTS = {
     "rl_lab/environments/cell.py": {"begin", "step", "_rebuild", "close", "_is_restored"},
     "rl_lab/environments/checker.py": {"_call"},
     "rl_lab/environments/factory.py": {"make_native"},
+    "rl_lab/environments/handed.py": {"__call__"},
     "rl_lab/environments/lookup.py": {"_import_users_module"},
     "rl_lab/environments/recipe.py": {"_make"},
     "rl_lab/environments/rendering.py": {"take"},
     "rl_lab/environments/vector.py": {"reset", "step"},
     "rl_lab/environments/wrappers.py": {"apply_wrappers"},
+    "rl_lab/orchestration/callbacks.py": {"_call"},
 }
 
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_WORKFLOW, LONGEST_ORCHESTRATOR = 500, 60, 330, 200

@@ -167,9 +167,9 @@ def _config_of(reference: str, arguments: argparse.Namespace) -> dict[str, Any]:
         hint = nearest(reference, known)
         raise UsageError(f"'{reference}' is neither an experiment nor a run.{hint}\n  {error}") from error
 
-    from rl_lab import api
+    from rl_lab.experiment.load import load_config
 
-    return api.load_config(directory)
+    return load_config(directory)
 
 
 def flatten(config: object, prefix: str = "") -> dict[str, Any]:

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 
-def spell(value: Any) -> str:
+from rl_lab.types import ConfigError
+
+
+def spell(value: Any, place: str = "setting") -> str:
     """A Python value as an override is written: texts that would read as something else are quoted."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {spell(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{spell(str(key))}: {spell(item, place)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(spell(item) for item in value) + "]"
-    if not isinstance(value, str):
+        return "[" + ", ".join(spell(item, place) for item in value) + "]"
+    if isinstance(value, int | float):
         return str(value)
+    if not isinstance(value, str | Path):
+        raise ConfigError(
+            f"{place.replace('__', '.')} holds a {type(value).__name__} ({value!r}): a config holds numbers, texts, "
+            "True, False, None, and lists and dicts of them."
+        )
+    text = str(value)
     words = ("null", "true", "false", "inf", "nan")
-    if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in words:
-        return value
-    backslashes_before_the_end = "\\" * (len(value) - len(value.rstrip("\\")))
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", value) + backslashes_before_the_end + "'"
+    if re.fullmatch(r"[A-Za-z_][\w./-]*", text) and text.lower() not in words:
+        return text
+    backslashes_before_the_end = "\\" * (len(text) - len(text.rstrip("\\")))
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", text) + backslashes_before_the_end + "'"

@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_lab.environments.async_environment import WORKER_TIMEOUT_S, AsyncEnvironment
 from rl_lab.environments.base import Environment
+from rl_lab.environments.handed import is_handed
 from rl_lab.environments.lookup import find
 from rl_lab.environments.recipe import Blueprint, Recipe, blueprint, can_render
 from rl_lab.environments.rendering import prepare_headless
@@ -137,7 +138,7 @@ def _choose(recipe: Recipe, plan: Blueprint, scratch: gym.Env, num_envs: int, na
     if not recipe.kwargs and _can_be_saved(native):
         return "native"
     cores = available_cores()
-    if num_envs == 1 or cores == 1 or is_debugged():
+    if num_envs == 1 or cores == 1 or is_debugged() or is_handed(recipe.id):  # a script's objects stay in its process
         return "sync"
     return "async" if is_worth_processes(_seconds_per_step(scratch, plan), num_envs, cores) else "sync"
 

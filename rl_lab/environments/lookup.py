@@ -11,6 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
+from rl_lab.environments.handed import is_handed, not_here
 from rl_lab.types import ConfigError, MissingExtraError, did_you_mean
 
 
@@ -61,7 +62,7 @@ def find(env_id: str) -> GymnasiumSpec:
             except ModuleNotFoundError as error:
                 raise missing_extra(name, suite, error) from error
     if name not in gym.registry:
-        raise ConfigError(_unknown(module, name))
+        raise ConfigError(not_here(name) if is_handed(name) else _unknown(module, name))
     return gym.registry[name]
 
 

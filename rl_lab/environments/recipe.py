@@ -11,7 +11,9 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.envs.registration import load_env_creator
 
+from rl_lab.environments import handed
 from rl_lab.environments.actions import ActionConverter
+from rl_lab.environments.handed import is_handed
 from rl_lab.environments.labels import action_labels
 from rl_lab.environments.lookup import find, missing_extra, newest_version, suite_of
 from rl_lab.environments.snapshot import layers
@@ -54,10 +56,12 @@ class Recipe:
 
     def _make(self, spec: GymnasiumSpec) -> gym.Env:
         settings = dict(self.kwargs)
-        if self.time_limit is not None:
-            settings["max_episode_steps"] = -1  # Gymnasium's way to say: no limit
         needs_render = any(getattr(WRAPPERS[entry["id"]], "needs_render", False) for entry in self.wrappers)
         try:
+            if is_handed(spec.id):
+                return handed.make(spec, settings, render=self.render or needs_render)
+            if self.time_limit is not None:
+                settings["max_episode_steps"] = -1  # Gymnasium's way to say: no limit
             if (self.render or needs_render) and can_render(spec.entry_point):
                 settings["render_mode"] = "rgb_array"
             # Our checker examines environments once, on request; Gymnasium's would do so on every step.

@@ -37,6 +37,7 @@ from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.time_split import TimeSplit
 from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
 from rl_lab.orchestration.cadence import Cadence
+from rl_lab.orchestration.callbacks import Callbacks
 from rl_lab.orchestration.housekeeping import EvaluationPlan, Housekeeping, Prune, go_on
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler, total_steps
@@ -140,6 +141,7 @@ def build(
     interrupted: Callable[[], bool] = lambda: False,
     on_save: Callable[[Housekeeping], None] = lambda housekeeping: None,
     prune: Prune = go_on,
+    callbacks: Callbacks | None = None,
 ) -> Experiment:
     """The whole experiment; with `run` None nothing is written (checks and dry runs)."""
     settings = read_settings(config)
@@ -170,6 +172,7 @@ def build(
             **plans,
             on_save=on_save,
             prune=prune,
+            callbacks=callbacks or Callbacks(),
         )
         targets |= {"progress": housekeeping, "phase_state": scheduler, **agent.state_targets(), "buffers": buffers}
         targets |= {"collector": collector, "workflow_custom": workflow, "logger": logger, "rng": RandomState()}
@@ -294,7 +297,7 @@ def build_curriculum(
         housekeeping.logger.message(f"Phase {phase.name} begins with weights of {borrowed.run}: {borrowed.parts}.")
         if run is not None:
             counts = {"counts": housekeeping.counts.as_dict(), "source_counts": borrowed.counts}
-            facts = {"source": borrowed.run, "checkpoint": borrowed.checkpoint, **counts}
+            facts: dict[str, Any] = {"source": borrowed.run, "checkpoint": borrowed.checkpoint, **counts}
             add_lineage(run, "loaded", **facts, phase=phase.name, parts=borrowed.parts)
 
     return Curriculum(

@@ -91,10 +91,11 @@ class Curriculum:
         if self.collector.stage != self._stages[index]:
             self.hold_environment(self._stages[index])
             for buffer in self.collector.buffers.values():
-                getattr(buffer, "cut", getattr(buffer, "clear", None))()
+                end: Callable[[], None] = getattr(buffer, "cut", None) or buffer.clear
+                end()
             for part in self.parts.values():
-                if hasattr(part, "forget_episodes"):
-                    part.forget_episodes()
+                if callable(forget := getattr(part, "forget_episodes", None)):
+                    forget()
             self.on_change()
         self.set_numbers(index)
         if is_new and self.phases[index].load is not None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from rl_lab.config.compose import to_yaml
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
+from rl_lab.environments.handed import is_handed
+from rl_lab.environments.lookup import find
 from rl_lab.environments.saved import to_plain
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.continuing import asked_for, check_extension, note_extension
@@ -21,6 +23,7 @@ from rl_lab.experiment.film import evaluation_video, record_video
 from rl_lab.experiment.load import CHANGEABLE, differences, load_config, open_config
 from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.metrics.writers import TextLogWriter
+from rl_lab.orchestration.callbacks import Callbacks
 from rl_lab.orchestration.housekeeping import Housekeeping, Prune, go_on
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.index import RunIndex
@@ -41,19 +44,20 @@ def train(
     run_id: str | None,
     resume_existing: bool,
     quiet: bool,
+    callbacks: Callbacks | None = None,
 ) -> RunDirectory:
     """Train a composed config to its end: in a new run or, with `resume_existing`, in one that exists."""
     folder = Path(runs_dir if runs_dir is not None else config["runs"]["directory"])
     run_id = run_id if run_id is not None else config["runs"]["id"]
     if resume_existing and run_id is not None and (folder / run_id / "config.yaml").exists():
-        return _continue_as_asked(RunDirectory.open(folder / run_id), config, overrides, quiet=quiet)
+        return _continue_as_asked(RunDirectory.open(folder / run_id), config, overrides, quiet, callbacks)
     remember_consent(config)
     config = simplified_if_debugged(config, overrides)
-    return start_run(config, overrides=overrides, run_id=run_id, runs_dir=folder, quiet=quiet)
+    return start_run(config, overrides=overrides, run_id=run_id, runs_dir=folder, quiet=quiet, callbacks=callbacks)
 
 
 def _continue_as_asked(
-    run: RunDirectory, config: dict[str, Any], overrides: Sequence[str], *, quiet: bool
+    run: RunDirectory, config: dict[str, Any], overrides: Sequence[str], quiet: bool, callbacks: Callbacks | None
 ) -> RunDirectory:
     """Continue a run that exists, if the settings asked for are its own; a finished one is returned as it is."""
     if found := differences(load_config(run), config, overrides):
@@ -65,7 +69,8 @@ def _continue_as_asked(
     if run.read_status()["state"] not in DONE:
         changed = {key: config["environment"].get(key.partition(".")[2]) for key in CHANGEABLE}
         words = [f"{key}={value}" for key, value in changed.items() if value is not None]
-        continue_run(run, overrides=words, trust=[*foreign_packages(config)], quiet=quiet)
+        trust = [*foreign_packages(config)]
+        continue_run(run, overrides=words, trust=trust, quiet=quiet, callbacks=callbacks)
     return run
 
 
@@ -79,6 +84,7 @@ def start_run(
     warm_start: tuple[Checkpoint, bool] | None = None,
     tags: Sequence[str] = (),
     prune: Prune = go_on,
+    callbacks: Callbacks | None = None,
 ) -> RunDirectory:
     """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
     checked = read_settings(config)
@@ -99,7 +105,7 @@ def start_run(
     interruption = _Interruption()
     with RunLock(run), handled_by(interruption.ask), _recorded(run, interruption):
         try:
-            experiment = _build(config, run, interruption, quiet=quiet, prune=prune)
+            experiment = _build(config, run, interruption, quiet, callbacks, prune)
             with _closed_on_error(experiment):
                 experiment.curriculum.read_ahead(0, is_new=True)
                 if warm_start is not None:
@@ -118,10 +124,18 @@ def continue_run(
     overrides: Sequence[str] = (),
     trust: Sequence[str] = (),
     quiet: bool = False,
+    environment_id: str | None = None,
+    callbacks: Callbacks | None = None,
     prune: Prune = go_on,
 ) -> None:
-    """Go on exactly where the newest intact checkpoint was taken."""
-    config, changes = asked_for(run, open_config(run, trust), overrides)
+    """Go on exactly where the newest intact checkpoint was taken; `environment_id` names an environment that was handed
+    over anew."""
+    config = open_config(run, trust)
+    if environment_id is not None:
+        config["environment"]["id"] = environment_id
+    if is_handed(str(config["environment"]["id"])):  # before anything is written: what cannot go on here stays as it is
+        find(config["environment"]["id"])
+    config, changes = asked_for(run, config, overrides)
     run.check_config()
     with RunLock(run):
         state = run.read_status()["state"]
@@ -139,7 +153,7 @@ def continue_run(
             )
         interruption = _Interruption()
         with handled_by(interruption.ask), _recorded(run, interruption):
-            experiment = _build(config, run, interruption, quiet=quiet, prune=prune)
+            experiment = _build(config, run, interruption, quiet, callbacks, prune)
             with _closed_on_error(experiment):
                 _restore_newest(experiment, run, is_noted=bool(changes))
                 for sentence in differing:
@@ -149,15 +163,16 @@ def continue_run(
 
 
 def _build(
-    config: dict[str, Any], run: RunDirectory, interruption: _Interruption, *, quiet: bool, prune: Prune
+    config: dict[str, Any],
+    run: RunDirectory,
+    interruption: _Interruption,
+    quiet: bool,
+    callbacks: Callbacks | None,
+    prune: Prune,
 ) -> Experiment:
+    asked, note_progress = interruption.is_set, partial(_write_status, run, state="running")
     experiment = build(
-        config,
-        run=run,
-        quiet=quiet,
-        interrupted=interruption.is_set,
-        on_save=partial(_write_status, run, state="running"),
-        prune=prune,
+        config, run=run, quiet=quiet, interrupted=asked, on_save=note_progress, callbacks=callbacks, prune=prune
     )
     with _closed_on_error(experiment):
         run.write_environment(to_plain(experiment.collector.environment.blueprint))

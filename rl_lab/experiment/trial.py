@@ -90,7 +90,8 @@ def _metric_problem(task: TrialCheck, evaluation: EvaluationBlock) -> str:
     is_evaluated = steps is not None or evaluation.every_updates is not None
     if task.metric.startswith("eval/") and not is_evaluated:
         if evaluation.final_episodes == 0:
-            return f"metric {task.metric} is never logged: evaluation.final_episodes is 0 and every_steps is {evaluation.every_steps or 'null'}."
+            asked = evaluation.every_steps or "null"
+            return f"metric {task.metric} is never logged: evaluation.final_episodes is 0, every_steps is {asked}."
         if task.has_pruner:
             return "a pruner compares evaluations during training, and there are none: set evaluation.every_steps."
     if meaning_of(task.metric) is None and (hint := did_you_mean(task.metric, NAMES)):

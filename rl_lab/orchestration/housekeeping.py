@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.orchestration.cadence import Cadence, DueMarks
+from rl_lab.orchestration.callbacks import Callbacks
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopping import PRUNED, Stopping, StopRules
 from rl_lab.types import CollectResult, Counts, Metrics, RunError, StateTree
@@ -74,6 +75,7 @@ class Housekeeping:
     films: FilmPlan | None = None
     on_save: Callable[[Housekeeping], None] = lambda housekeeping: None
     prune: Prune = go_on
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     def __post_init__(self) -> None:
         self.stopping = Stopping(self.stop_rules)
@@ -112,6 +114,7 @@ class Housekeeping:
 
     def collected(self, result: CollectResult) -> None:
         self._latest.update(result.metrics)
+        self.callbacks.episodes(result.episodes)
 
     def environment_changed(self) -> None:
         """Returns of episodes so far say nothing about those to come."""
@@ -136,6 +139,7 @@ class Housekeeping:
             episode_return=self._latest.get("collect/episode_return_mean"),
             eval_return=self._evaluated.get("eval/episode_return_mean"),
         )
+        reason = reason or self.callbacks.stop_reason
         if self.scheduler.finished or reason is not None:
             self._note_end(is_row_due=is_log_due or bool(self._evaluated))
         if is_log_due or self._evaluated or phase_ended or reason is not None:
@@ -145,7 +149,7 @@ class Housekeeping:
         is_save_due = self._marks["checkpoint"].due(counts, session_s)
         if (is_save_due or self._is_best_unsaved) and reason is None:
             self.save()
-        return reason
+        return reason or self.callbacks.stop_reason
 
     def evaluate_now(self) -> None:
         """Evaluate and remember the best; it is saved at the end of the cycle, where a run can be continued."""
@@ -160,6 +164,7 @@ class Housekeeping:
     def _score(self, episodes: int) -> float | None:
         with self.stopwatch.section("evaluation"), untouched_randomness():  # training goes on as if nobody had looked
             self._evaluated = dict(self.evaluate(episodes=episodes))
+        self.callbacks.evaluation(self.counts.as_dict(), self._evaluated)
         score = self._evaluated.get("eval/episode_return_mean")
         if score is not None:
             self.last_score = score
@@ -187,6 +192,7 @@ class Housekeeping:
             self.display.update_progress(fraction, phases[index].name, index, len(phases))
             row = self.logger.write(self.counts, wall_s=self.wall_s, values=values)
         self._refuse_broken(self.logger.last_non_finite)
+        self.callbacks.row(row)
         return row
 
     def save(self) -> None:
@@ -194,8 +200,9 @@ class Housekeeping:
         self._refuse_broken(name for name, value in self._learnt.items() if not isfinite(value))
         is_best, self._is_best_unsaved = self._is_best_unsaved, False
         with self.stopwatch.section("checkpoint"):
-            self.save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
+            path = self.save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
             self.on_save(self)
+        self.callbacks.checkpoint(self.counts.as_dict(), path=path, score=self.last_score, is_best=is_best)
 
     def finish(self, reason: str | None) -> None:
         """The last evaluation, row and checkpoint; once per run, even when this part is interrupted and resumed."""
@@ -213,6 +220,8 @@ class Housekeeping:
             self.write_row()
         self.is_final = True
         self.save()
+        if self.callbacks.error is not None:
+            raise self.callbacks.error
 
     # --- a run that has ended and goes on after all ---
 

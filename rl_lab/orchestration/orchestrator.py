@@ -58,9 +58,12 @@ class Orchestrator:
             if phase_ended:
                 self._forget_foreign_rows(controller)
             reason = self.housekeeping.after_cycle(phase_ended=phase_ended)
-            if self.interrupted():
+            failure = self.housekeeping.callbacks.error
+            if self.interrupted() or failure is not None:
                 self.housekeeping.stop_reason = reason
                 self.housekeeping.save()
+                if failure is not None:
+                    raise failure
                 return "interrupted"
             if reason is not None:
                 self.housekeeping.finish(reason)

@@ -21,20 +21,36 @@ _BLUE, _ORANGE, _GREY = "#2f6db5", "#d9702c", "#5c6670"
 
 def write_curve(path: Path, rows: list[dict[str, Any]], *, title: str) -> bool:
     """Draw training and evaluation return over agent steps; False, and no file, where there is nothing to draw."""
+    figure = make_figure("The learning curve", 960, 540, dpi=120)
+    if not draw_curve(figure.add_subplot(), rows, title=title):
+        return False
+    write_png(path, figure, dpi=120)
+    return True
+
+
+def draw_curve(axes: Any, rows: list[dict[str, Any]], *, title: str) -> bool:
+    """The same in somebody's axes; False where there is nothing to draw."""
     rows = [row for row in rows if "agent_steps" in row]
     training, evaluation = series(rows, TRAINING_RETURN), series(rows, EVALUATION_RETURN)
     if not training and not evaluation:
         return False
-    figure = make_figure("The learning curve", 960, 540, dpi=120)
-    axes = figure.add_subplot()
     _draw(axes, training, evaluation)
     last = rows[-1]
     axes.set_xlabel(f"agent steps   ({last['agent_steps']:,} agent steps = {last.get('env_frames', 0):,} env frames)")
     axes.set_ylabel("episode return")
     axes.set_title(textwrap.fill(title, TITLE_LETTERS), loc="left", fontweight="bold")
     _tidy(axes)
-    write_png(path, figure, dpi=120)
     return True
+
+
+def draw_metric(axes: Any, rows: list[dict[str, Any]], name: str) -> bool:
+    """One metric over agent steps; False where no row has it."""
+    found = series([row for row in rows if "agent_steps" in row], name)
+    if found:
+        axes.plot(*_points(found), linewidth=1.8, label=name)
+        axes.set_xlabel("agent steps")
+        _tidy(axes)
+    return bool(found)
 
 
 def _draw(axes: Any, training: Series, evaluation: Series) -> None:

@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rl_lab.runs.files import read_bytes
 from rl_lab.utils.text import printable
 
@@ -54,3 +56,15 @@ def parse_row(line: bytes) -> dict[str, Any] | None:
 def series(rows: list[dict[str, Any]], name: str) -> Series:
     """The rows that carry a number under `name`, with that number."""
     return [(row, float(row[name])) for row in rows if isinstance(row.get(name), int | float)]
+
+
+def columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Rows as one array per name, equally long: whole numbers where every row has one, else floats, NaN for gaps."""
+    names = dict.fromkeys(name for row in rows for name in row if name != "non_finite")
+    return {name: _column([row.get(name) for row in rows]) for name in names}
+
+
+def _column(values: list[Any]) -> np.ndarray:
+    if all(isinstance(value, int) for value in values):
+        return np.asarray(values, dtype=np.int64)
+    return np.asarray([np.nan if value is None else value for value in values], dtype=np.float64)

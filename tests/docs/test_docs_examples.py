@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -38,17 +39,45 @@ def module_at(path: Path) -> ModuleType:
     return module
 
 
-def test_the_python_of_the_readme_runs(here: Path) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page trains is over in a moment."""
+    train, evaluate = rl_lab.train, rl_lab.evaluate
+
+    def train_quickly(*arguments: Any, overrides: Any = (), **settings: Any) -> rl_lab.Run:
+        short = ["preset=debug", "training.phases.train.collect_steps=16", "logging.tensorboard=false"]
+        short += ["evaluation.video=false", "evaluation.num_envs=2", "algorithm.epochs=1"]
+        return train(*arguments, overrides=[*short, *overrides], **{**settings, "quiet": True})
+
+    monkeypatch.setattr(rl_lab, "train", train_quickly, raising=False)
+    monkeypatch.setattr(rl_lab, "evaluate", lambda run, **settings: evaluate(run, **{**settings, "episodes": 2}))
+
+
+def test_the_python_of_the_readme_runs(here: Path, quick: None) -> None:
     (code,) = blocks(ROOT / "README.md", "python")
-    assert "seed=1)" in code
-    quick = code.replace("seed=1)", "seed=1, preset='debug', quiet=True)").replace("episodes=20", "episodes=2")
-    names: dict[str, object] = {}
-    exec(compile(quick, "README.md", "exec"), names)
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
     run = names["run"]
-    assert isinstance(run, rl_lab.Run) and run.status["state"] == "finished"
+    assert run.status["state"] == "finished"
+    assert (names["columns"]["updates"] > 0).all()
     left_behind = {entry.name for entry in run.path.iterdir()}
     assert {"config.yaml", "overrides.yaml", "manifest.json", "status.json"} <= left_behind
     assert {"metrics.jsonl", "report.md", "learning_curve.png", "checkpoints"} <= left_behind
+
+
+def test_every_block_of_the_python_page_runs(here: Path, quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for number, code in enumerate(blocks(ROOT / "docs" / "from_python.md", "python")):
+        exec(compile(code, f"from_python.md, block {number}", "exec"), names)
+    assert (here / "losses.png").is_file()
+    assert "<Run " in capsys.readouterr().out
+    assert names["observations"].shape == (4, 4)
+
+
+def test_the_example_with_a_callback_stops_once_it_is_solved(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert module_at(EXAMPLES / "callbacks.py").main(seed=1) == pytest.approx(0.5)
+    told = capsys.readouterr().out
+    assert ": stopped, " in told and "one episode: 0.5" in told
 
 
 def test_the_worked_advantages_are_what_the_code_computes() -> None:

@@ -27,11 +27,11 @@ from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
 from rl_lab.experiment.agent import Agent, build_agent, build_runtime
 from rl_lab.experiment.film import film_plan
+from rl_lab.experiment.live import Probe, make_usage
 from rl_lab.experiment.plans import make_plans
 from rl_lab.experiment.saver import REPLAY, RandomState, make_saver
 from rl_lab.kernels.door import listen
 from rl_lab.metrics.logger import MetricLogger
-from rl_lab.metrics.system import SystemUsage
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.time_split import TimeSplit
 from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
@@ -42,7 +42,6 @@ from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.state import apply_state
 from rl_lab.training.runtime import Runtime, import_triton_first
-from rl_lab.types import Metrics
 from rl_lab.utils.seeding import stream_seed
 from rl_lab.utils.timing import Stopwatch
 
@@ -57,6 +56,7 @@ class Experiment:
     evaluator: Evaluator
     logger: MetricLogger
     display: LiveDisplay
+    probe: Probe  # what the run is doing right now, for the display
     housekeeping: Housekeeping
     orchestrator: Orchestrator
     time_split: TimeSplit
@@ -111,7 +111,7 @@ def build(
             logger=logger,
             evaluate=workflow.evaluate,
             save_checkpoint=make_saver(run, targets, keep_recent=settings.checkpoint.keep_recent),
-            usage=_usage(time_split, stopwatch, scheduler),
+            usage=make_usage(time_split, stopwatch, scheduler),
             display=display,
             stopwatch=stopwatch,
             log_cadence=plans.log,
@@ -137,8 +137,9 @@ def build(
     listen(logger.message)
     for remark in (*runtime.remarks(workflow), *workflow.remarks(), *agent.left_out()):
         warn(remark)
+    probe = Probe(housekeeping, collector, evaluator, runtime)
     return Experiment(
-        settings, agent, environment, evaluator, logger, display, housekeeping, orchestrator, time_split, targets
+        settings, agent, environment, evaluator, logger, display, probe, housekeeping, orchestrator, time_split, targets
     )
 
 
@@ -200,7 +201,9 @@ def build_logger(
 ) -> tuple[MetricLogger, LiveDisplay]:
     title = f"{settings.experiment.name} · {config['environment']['id']} · seed {settings.seed}"
     mode = "quiet" if quiet else settings.logging.terminal
-    display = LiveDisplay(title=title, total=total_steps(settings.phases), mode=mode)
+    block = settings.logging
+    shown = {"total": total_steps(settings.phases), "highlight": block.highlight or (), "digits": block.precision}
+    display = LiveDisplay(title=title, mode=mode, **shown)
     writers: list[Writer] = [display]
     if run is not None:
         log = TextLogWriter(run.log_path)
@@ -209,30 +212,3 @@ def build_logger(
         if settings.logging.tensorboard:
             writers.append(TensorBoardWriter(run.tensorboard_dir))
     return MetricLogger(writers), display
-
-
-def _usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseScheduler) -> Callable[[float], Metrics]:
-    """Speed, time left, the split of the wall clock and the machine's load since the last row."""
-    system = SystemUsage()
-    start = scheduler.run_counts
-    before = {"wall": stopwatch.elapsed(), "steps": start.agent_steps, "updates": start.updates}
-    first: dict[str, float] = {}
-
-    def usage(run_fraction: float) -> Metrics:
-        now, counts = stopwatch.elapsed(), scheduler.run_counts
-        seconds = max(now - before["wall"], 1e-9)
-        if first.get("phase") != scheduler.index:  # a phase that learns says nothing of one that only collects
-            first.update(phase=scheduler.index, fraction=run_fraction, wall=now)
-        gained = run_fraction - first["fraction"]
-        eta = (now - first["wall"]) * (1.0 - run_fraction) / gained if gained > 0 else None
-        metrics: Metrics = {
-            "time/agent_steps_per_second": (counts.agent_steps - before["steps"]) / seconds,
-            "time/updates_per_second": (counts.updates - before["updates"]) / seconds,
-            **({} if eta is None else {"time/eta_s": eta}),
-            **time_split.window(),
-            **system.sample(),
-        }
-        before.update(wall=now, steps=counts.agent_steps, updates=counts.updates)
-        return metrics
-
-    return usage

@@ -77,7 +77,8 @@ def continue_run(run: RunDirectory, config: dict[str, Any], *, quiet: bool = Fal
         interruption = _Interruption()
         with handled_by(interruption.ask), _recorded(run, interruption):
             experiment = _build(config, run, interruption, quiet=quiet)
-            with _closed_on_error(experiment):
+            with _closed_on_error(experiment), experiment.housekeeping.stopwatch.section("restore"):
+                experiment.display.start(experiment.probe)
                 _restore_newest(experiment, run)
             _run(experiment, run, interruption)
     interruption.leave(f"Continue with `rl-lab resume {_named(run)}`.")
@@ -110,6 +111,7 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption)
     housekeeping = experiment.housekeeping
     interruption.is_saved = lambda: housekeeping.is_ending
     try:
+        experiment.display.start(experiment.probe)
         run.write_status("running", counts=housekeeping.counts.as_dict(), wall_s=housekeeping.wall_s)
         RunIndex(run.path.parent).record(run)
         outcome = experiment.orchestrator.run()
@@ -121,8 +123,8 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption)
             interruption.is_saved = lambda: True  # what follows only looks
             interruption.leave()
             title, seconds = "Finished", housekeeping.wall_s
-            commands = {"time split": _time_split(experiment.time_split.whole())}
-            commands |= {"watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"}
+            split = _time_split(experiment.time_split.whole(), experiment.display.cost)
+            commands = {"time split": split, "watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"}
             paths = _make_report(experiment, run, outcome)
             interruption.is_saved = lambda: False  # its status says that it is done, and stays
         experiment.display.summary(
@@ -143,21 +145,26 @@ def _make_report(experiment: Experiment, run: RunDirectory, outcome: str) -> dic
     video = None
     if experiment.settings.evaluation.video:
         steps = experiment.housekeeping.counts.agent_steps
-        video = record_video(experiment.agent, experiment.evaluator, run.videos_dir / f"evaluation_{steps:012d}.mp4")
+        path = run.videos_dir / f"evaluation_{steps:012d}.mp4"
+        with experiment.housekeeping.stopwatch.section("video"):
+            video = record_video(experiment.agent, experiment.evaluator, path)
         if video is None:
             experiment.logger.message("No video: this environment cannot render here.", "warning")
     experiment.logger.flush()
-    report = write_report(run, state=outcome)
+    with experiment.housekeeping.stopwatch.section("report"):
+        report = write_report(run, state=outcome)
     _write_status(run, experiment.housekeeping, outcome)
     paths = {"curve": run.curve_path, "video": video, "report": report}
     return {label: path for label, path in paths.items() if path is not None}
 
 
-def _time_split(split: Metrics) -> str:
-    """`environment 40% · policy 20% ...`; the device only where there is one to wait for."""
+def _time_split(split: Metrics, display: float | None) -> str:
+    """`environment 40% · policy 20% ...`; the device only where there is one to wait for. The display has a thread of
+    its own, so that its CPU time comes on top."""
     fractions = {name.removeprefix("time/").removesuffix("_fraction"): value for name, value in split.items()}
     shown = {name: value for name, value in fractions.items() if name != "device" or value >= 0.005}
-    return " · ".join(f"{name} {value:.0%}" for name, value in shown.items())
+    parts = [f"{name} {value:.0%}" for name, value in shown.items()]
+    return " · ".join([*parts, *([] if display is None else [f"display {display:.1%}"])])
 
 
 def _named(run: RunDirectory) -> str:

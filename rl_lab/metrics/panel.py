@@ -178,9 +178,8 @@ def render_summary(
     the terminal may break where it likes: what is copied from there is whole."""
     labels = [*facts, *paths, *commands]
     space = max(len(label) for label in labels) + 4
-    lines = [
-        line_of([("─── ", "green"), (title, "bold green"), (f" {'─' * columns}", "green")], columns, colours=colours)
-    ]
+    rest = "─" * max(0, columns - text_width(title) - 5)
+    lines = [line_of([("─── ", "green"), (title, "bold green"), (f" {rest}", "green")], columns, colours=colours)]
     for style, entries in (("bold", facts), ("cyan", paths), ("green", commands)):
         for label, value in entries.items():
             head = line_of([(f"  {label}", "dim")], space, colours=colours)

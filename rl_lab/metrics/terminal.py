@@ -149,11 +149,14 @@ class LiveDisplay(Writer):
             return
         ticker = self._ticker
         if ticker is not None:
-            ticker.stop()
+            if not ticker.stop():
+                self.mode = "quiet"
+                self._failures.append("nothing more is shown: the terminal takes no output")
             self._cost = ticker.cost
             self._redirection.stop()
-            self._frame(is_last=True)
             self._ticker = None
+            if self.mode in TICKING:
+                self._frame(is_last=True)
         else:
             self.flush()
         self._is_closed = True

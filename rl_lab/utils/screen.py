@@ -85,6 +85,9 @@ class Screen:
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
+        self._descriptor: int | None = None
+        with suppress(OSError, ValueError, AttributeError):  # a stream in memory has none
+            self._descriptor = stream.fileno()
         self._lines = 0  # of the frame on the screen
         self._columns = 0  # of the terminal when it was painted
 
@@ -96,17 +99,26 @@ class Screen:
             start = "\x1b[H\x1b[J"
         elif start and kept:
             start += "\x1b[J"
-        self.stream.write(f"{start}{kept}" + "".join(f"{line}\n" for line in lines) + "\x1b[J")
-        self.stream.flush()
+        self._write(f"{start}{kept}" + "".join(f"{line}\n" for line in lines) + "\x1b[J")
         self._lines, self._columns = len(lines), columns
 
     def erase(self) -> None:
         """Take the frame away."""
         if self._lines:
-            self.stream.write(f"\x1b[{self._lines}F\x1b[J")
-            self.stream.flush()
+            self._write(f"\x1b[{self._lines}F\x1b[J")
         self._lines = 0
 
     def leave(self) -> None:
         """Let the frame stand; what is painted next comes below it."""
         self._lines = 0
+
+    def _write(self, text: str) -> None:
+        """Past the stream's buffer, whose lock a write that a halted terminal holds up would keep for ever."""
+        if self._descriptor is None or self.stream.closed:
+            self.stream.write(text)
+            self.stream.flush()
+            return
+        self.stream.flush()
+        data = text.encode(self.stream.encoding or "utf-8", self.stream.errors or "strict")
+        while data:
+            data = data[os.write(self._descriptor, data) :]

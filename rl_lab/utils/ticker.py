@@ -36,13 +36,14 @@ class Ticker:
         _running.add(self)
         self._thread.start()
 
-    def stop(self) -> None:
-        """No tick begins after this; one that is stuck is left behind."""
+    def stop(self) -> bool:
+        """No tick begins after this. False: one is stuck, and is left behind."""
         self._stopping.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE_S)
         self._stopped = time.perf_counter()
         _running.discard(self)
+        return not self._thread.is_alive()
 
     @property
     def cost(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 import time
@@ -24,6 +23,7 @@ from rl_lab.metrics.view import EVALUATION_RETURN, TRAINING_RETURN, RunView
 from rl_lab.metrics.writers import Level, Row, Writer
 from rl_lab.types import ConfigError, StateTree, did_you_mean
 from rl_lab.utils.formatting import format_duration
+from rl_lab.utils.reports import REPORTS_VARIABLE, report_line
 from rl_lab.utils.screen import Screen, line_of, size_of, text_width
 from rl_lab.utils.text import printable
 from rl_lab.utils.ticker import Ticker
@@ -31,8 +31,6 @@ from rl_lab.utils.ticker import Ticker
 MODES = ("auto", "live", "plain", "quiet")
 TICKING = {"live": 0.25, "notebook": 0.5, "reports": 0.5}  # modes with a thread, and seconds between its frames
 SECONDS_BETWEEN_LINES = 2.0
-REPORTS_VARIABLE = "RL_LAB_REPORTS"  # set by `rl-lab train -m`, which shows many runs in one table
-REPORT_MARK = "\x1e"  # begins a line that is a report in JSON, not a text
 LEVEL_STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 
 
@@ -227,7 +225,7 @@ class LiveDisplay(Writer):
     def _compose(self, columns: int, height: int) -> list[str]:
         if self.mode == "live":
             return render_panel(self.view, columns=columns, height=height, colours=self._colours)
-        return [report_line(self.view) if self.mode == "reports" else one_line(self.view)]
+        return [report_of(self.view) if self.mode == "reports" else one_line(self.view)]
 
     def _print(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -265,18 +263,19 @@ class LiveDisplay(Writer):
         self._redirection.stop()
 
 
-def report_line(view: RunView) -> str:
+def report_of(view: RunView) -> str:
     """One look at a run for whoever shows many of them."""
-    facts = {
-        "fraction": view.run_fraction,
-        "agent_steps": view.counts.agent_steps,
-        "steps_per_second": view.agent_steps_per_second,
-        "return": view.latest.get(TRAINING_RETURN),
-        "score": view.latest.get(EVALUATION_RETURN),
-        "activity": activity_words(view),
-        "eta_s": view.eta_s,
-    }
-    return REPORT_MARK + json.dumps(facts)
+    return report_line(
+        {
+            "fraction": view.run_fraction,
+            "agent_steps": view.counts.agent_steps,
+            "steps_per_second": view.agent_steps_per_second,
+            "return": view.latest.get(TRAINING_RETURN),
+            "score": view.latest.get(EVALUATION_RETURN),
+            "activity": activity_words(view),
+            "eta_s": view.eta_s,
+        }
+    )
 
 
 def _from_here(path: Path) -> str:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +21,11 @@ import torch
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.metrics.pace import Reading
-from rl_lab.metrics.terminal import REPORT_MARK, REPORTS_VARIABLE, LiveDisplay
+from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.training.capture import CapturedMethod
 from rl_lab.types import Batch, Counts
 from rl_lab.utils import ticker as ticker_module
+from rl_lab.utils.reports import REPORTS_VARIABLE, read_report
 from tests.metrics.terminal_screen import PtyScreen
 
 SLOW_S = 1.1  # how long each activity of the slow run lasts
@@ -33,13 +35,18 @@ OLDEST_S = 0.8  # of what is shown: a frame's interval, and some for a busy mach
 
 @pytest.fixture
 def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PtyScreen]:
-    """stdout and stderr are a terminal of 80 columns, or of as many as the test asks for."""
+    """A terminal of 80 columns, or of as many as the test asks for."""
     screen = PtyScreen(getattr(request, "param", 80))
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stdout", screen.stream)
-    monkeypatch.setattr(sys, "stderr", screen.stream)
     yield screen
     screen.close()
+
+
+@contextmanager
+def on(screen: PtyScreen) -> Iterator[None]:
+    """stdout and stderr are that terminal. (Not in the fixture: pytest puts streams of its own before each test.)"""
+    with redirect_stdout(screen.stream), redirect_stderr(screen.stream):
+        yield
 
 
 def display_threads() -> list[threading.Thread]:
@@ -107,34 +114,35 @@ def slow_experiment(monkeypatch: pytest.MonkeyPatch, collected: list[tuple[float
 def test_it_shows_every_activity_twice_a_second_while_no_row_is_written(
     terminal: PtyScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collected: list[tuple[float, int]] = []
-    experiment = slow_experiment(monkeypatch, collected)
-    try:
-        begin = time.perf_counter()
-        experiment.display.start(experiment.probe)
-        experiment.orchestrator.run()
-        with experiment.housekeeping.stopwatch.section("video"):
-            time.sleep(SLOW_S)
-        with experiment.housekeeping.stopwatch.section("checkpoint"):
-            time.sleep(0.6)
-        cost, ticks = experiment.display.cost, experiment.display._ticker.ticks  # type: ignore[union-attr]
-        end = time.perf_counter()
-    finally:
-        experiment.close()
-    frames = terminal.between(begin, end)
-    print(f"{len(frames) / (end - begin):.1f} frames/s, {cost:.2%} of the time", file=sys.__stderr__)
-    assert ticks >= FRAMES_PER_SECOND * (end - begin) and cost is not None and cost <= 0.01
-    for words in ("collecting", "compiling kernels", "updating", "evaluating", "writing the video", "saving"):
-        seen = [when for when, shown in frames if re.search(rf"│ {words}\b(?! and)", shown)]
-        assert seen, f"'{words}' was never shown"
-        gaps = [after - before for before, after in pairwise(seen)]
-        assert all(gap <= OLDEST_S for gap in gaps) and len(seen) >= (1 if words == "saving" else 2), (words, gaps)
-    assert any(re.search(r"evaluating [1-9]\d* of 20", shown) for _, shown in frames)
-    clocks = [re.search(r"(\d:\d\d)  ", shown) for _, shown in frames]
-    assert len({match[1] for match in clocks if match}) >= 5  # the clock ran, though only two rows were written
-    _check_age(frames, collected)
-    last = frames[-1][1]
-    assert " steps/s" in last and not re.search(r"\b0 steps/s", last)
+    with on(terminal):
+        collected: list[tuple[float, int]] = []
+        experiment = slow_experiment(monkeypatch, collected)
+        try:
+            begin = time.perf_counter()
+            experiment.display.start(experiment.probe)
+            experiment.orchestrator.run()
+            with experiment.housekeeping.stopwatch.section("video"):
+                time.sleep(SLOW_S)
+            with experiment.housekeeping.stopwatch.section("checkpoint"):
+                time.sleep(0.6)
+            cost, ticks = experiment.display.cost, experiment.display._ticker.ticks  # type: ignore[union-attr]
+            end = time.perf_counter()
+        finally:
+            experiment.close()
+        frames = terminal.between(begin, end)
+        print(f"{len(frames) / (end - begin):.1f} frames/s, {cost:.2%} of the time", file=sys.__stderr__)
+        assert ticks >= FRAMES_PER_SECOND * (end - begin) and cost is not None and cost <= 0.01
+        for words in ("collecting", "compiling kernels", "updating", "evaluating", "writing the video", "saving"):
+            seen = [when for when, shown in frames if re.search(rf"│ {words}\b(?! and)", shown)]
+            assert seen, f"'{words}' was never shown"
+            gaps = [after - before for before, after in pairwise(seen)]
+            assert all(gap <= OLDEST_S for gap in gaps) and len(seen) >= (1 if words == "saving" else 2), (words, gaps)
+        assert any(re.search(r"evaluating [1-9]\d* of 20", shown) for _, shown in frames)
+        clocks = [re.search(r"(\d:\d\d)  ", shown) for _, shown in frames]
+        assert len({match[1] for match in clocks if match}) >= 5  # the clock ran, though only two rows were written
+        _check_age(frames, collected)
+        last = frames[-1][1]
+        assert " steps/s" in last and not re.search(r"\b0 steps/s", last)
 
 
 def _check_age(frames: list[tuple[float, str]], collected: list[tuple[float, int]]) -> None:
@@ -154,7 +162,7 @@ def _check_age(frames: list[tuple[float, str]], collected: list[tuple[float, int
 # --- what it looks like ----------------------------------------------------------------------------
 
 
-def shown_run(screen: PtyScreen) -> LiveDisplay:
+def shown_run() -> LiveDisplay:
     highlight = ("controller/entropy", "controller/approx_kl")
     display = LiveDisplay(title="ppo_cartpole · CartPole-v1 · seed 0", total=100_000, highlight=highlight)
     for row in range(1, 31):
@@ -187,47 +195,51 @@ SCREENS = Path(__file__).parent / "screens"
 @pytest.mark.parametrize("terminal", [60, 80, 200], indirect=True)
 def test_the_panel_is_the_same_text_at_every_width(terminal: PtyScreen) -> None:
     """`python -m tests.metrics.test_live_display` writes the screens anew; look at them."""
-    shown_run(terminal)
-    wanted = (SCREENS / f"{terminal.screen.columns}.txt").read_text(encoding="utf-8").rstrip("\n")
-    terminal.wait_for(lambda text: "╰" in text)
-    assert terminal.text.rstrip("\n") == wanted
+    with on(terminal):
+        shown_run()
+        wanted = (SCREENS / f"{terminal.screen.columns}.txt").read_text(encoding="utf-8").rstrip("\n")
+        terminal.wait_for(lambda text: "╰" in text)
+        assert terminal.text.rstrip("\n") == wanted
 
 
 @pytest.mark.parametrize("terminal", [24, 33, 60, 121], indirect=True)
 def test_no_line_is_broken_whatever_the_width(terminal: PtyScreen) -> None:
-    shown_run(terminal)
-    text = terminal.wait_for(lambda text: "╰" in text)
-    widths = {len(line) for line in text.splitlines() if line}
-    assert widths == {min(terminal.screen.columns, 120)}
-    assert all(line[0] + line[-1] in ("╭╮", "││", "├┤", "╰╯") for line in text.splitlines() if line)
+    with on(terminal):
+        shown_run()
+        text = terminal.wait_for(lambda text: "╰" in text)
+        widths = {len(line) for line in text.splitlines() if line}
+        assert widths == {min(terminal.screen.columns, 120)}
+        assert all(line[0] + line[-1] in ("╭╮", "││", "├┤", "╰╯") for line in text.splitlines() if line)
 
 
 def test_paths_stay_whole_and_what_is_printed_stays_above(terminal: PtyScreen) -> None:
-    long = Path("/somewhere/" + "/".join(f"folder_{index}" for index in range(12)) + "/report.md")
-    display = LiveDisplay(title="run")
-    display.start(lambda: Reading(Counts(agent_steps=5), 1.0, 0.5, "train"))
-    terminal.wait_for(lambda text: "╰" in text)
-    print("printed by the environment, not ended", end="")
-    display.message(f"saved to {long}", "warning")
-    terminal.wait_for(lambda text: "warning: saved to" in text)
-    display.summary(agent_steps=5, seconds=1.0, paths={"report": long}, commands={"watch it": "rl-lab play x"})
-    print("after", flush=True)
-    text = terminal.wait_for(lambda text: "after" in text)
-    unbroken = text.replace("\n", "")
-    assert unbroken.count(str(long)) == 2
-    assert text.index("warning: saved") < text.index("printed by the environment") < text.index("╭")
-    assert text.count("╭") == 1 and text.index("╰") < text.index("Finished") < text.index("rl-lab play x")
-    assert sys.stdout is terminal.stream and not display_threads()
+    with on(terminal):
+        long = Path("/somewhere/" + "/".join(f"folder_{index}" for index in range(12)) + "/report.md")
+        display = LiveDisplay(title="run")
+        display.start(lambda: Reading(Counts(agent_steps=5), 1.0, 0.5, "train"))
+        terminal.wait_for(lambda text: "╰" in text)
+        print("printed by the environment, not ended", end="")
+        display.message(f"saved to {long}", "warning")
+        terminal.wait_for(lambda text: "warning: saved to" in text)
+        display.summary(agent_steps=5, seconds=1.0, paths={"report": long}, commands={"watch it": "rl-lab play x"})
+        print("after", flush=True)
+        text = terminal.wait_for(lambda text: "after" in text)
+        unbroken = text.replace("\n", "")
+        assert unbroken.count(str(long)) == 2
+        assert text.index("warning: saved") < text.index("printed by the environment") < text.index("╭")
+        assert text.count("╭") == 1 and text.index("╰") < text.index("Finished") < text.index("rl-lab play x")
+        assert sys.stdout is terminal.stream and not display_threads()
 
 
 def test_a_terminal_made_wider_shows_one_panel(terminal: PtyScreen) -> None:
-    display = LiveDisplay(title="run")
-    display.start(lambda: Reading(Counts(agent_steps=5), 1.0, 0.5, "train"))
-    terminal.wait_for(lambda text: "╰" in text)
-    terminal.resize(100)
-    terminal.wait_for(lambda text: "╭" in text and len(text.splitlines()[0]) == 100)
-    display.close()
-    assert terminal.text.count("╭") == 1
+    with on(terminal):
+        display = LiveDisplay(title="run")
+        display.start(lambda: Reading(Counts(agent_steps=5), 1.0, 0.5, "train"))
+        terminal.wait_for(lambda text: "╰" in text)
+        terminal.resize(100)
+        terminal.wait_for(lambda text: "╭" in text and len(text.splitlines()[0]) == 100)
+        display.close()
+        assert terminal.text.count("╭") == 1
 
 
 # --- it breaks nothing -----------------------------------------------------------------------------
@@ -242,20 +254,21 @@ def test_without_a_terminal_there_is_no_thread(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_terminal_that_vanishes_ends_the_display_alone(terminal: PtyScreen) -> None:
-    display = LiveDisplay(title="run")
-    said: list[str] = []
-    display.on_failure = said.append
-    display.start(lambda: Reading(Counts(), 0.0, 0.0))
-    terminal.wait_for(lambda text: "╰" in text)
-    stream, display._screen._descriptor = display._screen.stream, os.open("/dev/full", os.O_WRONLY)
-    deadline = time.perf_counter() + 3.0
-    while display.mode == "live" and time.perf_counter() < deadline:
-        time.sleep(0.02)
-    display.write({"agent_steps": 1, "wall_s": 1.0})
-    assert display.mode == "quiet" and len(said) == 1 and "No space left" in said[0]
-    os.close(display._screen._descriptor)
-    display.close()
-    assert sys.stdout is stream
+    with on(terminal):
+        display = LiveDisplay(title="run")
+        said: list[str] = []
+        display.on_failure = said.append
+        display.start(lambda: Reading(Counts(), 0.0, 0.0))
+        terminal.wait_for(lambda text: "╰" in text)
+        stream, display._screen._descriptor = display._screen.stream, os.open("/dev/full", os.O_WRONLY)
+        deadline = time.perf_counter() + 3.0
+        while display.mode == "live" and time.perf_counter() < deadline:
+            time.sleep(0.02)
+        display.write({"agent_steps": 1, "wall_s": 1.0})
+        assert display.mode == "quiet" and len(said) == 1 and "No space left" in said[0]
+        os.close(display._screen._descriptor)
+        display.close()
+        assert sys.stdout is stream
 
 
 def test_a_halted_terminal_does_not_halt_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,22 +289,23 @@ def test_a_halted_terminal_does_not_halt_the_run(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_forked_process_is_left_alone(terminal: PtyScreen) -> None:
-    display = LiveDisplay(title="run")
-    display.start(lambda: Reading(Counts(), 0.0, 0.0, "train"))
-    terminal.wait_for(lambda text: "╰" in text)
-    child = os.fork()
-    if child == 0:
-        is_left_alone = sys.stdout is terminal.stream and display.mode == "quiet" and display._ticker is None
-        display.message("from the child")
+    with on(terminal):
+        display = LiveDisplay(title="run")
+        display.start(lambda: Reading(Counts(), 0.0, 0.0, "train"))
+        terminal.wait_for(lambda text: "╰" in text)
+        child = os.fork()
+        if child == 0:
+            is_left_alone = sys.stdout is terminal.stream and display.mode == "quiet" and display._ticker is None
+            display.message("from the child")
+            display.close()
+            os._exit(0 if is_left_alone else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        ticks = display._ticker.ticks  # type: ignore[union-attr]
+        deadline = time.perf_counter() + 3.0
+        while display._ticker.ticks == ticks and time.perf_counter() < deadline:  # type: ignore[union-attr]
+            time.sleep(0.02)
+        assert display._ticker.ticks > ticks and "from the child" not in terminal.text  # type: ignore[union-attr]
         display.close()
-        os._exit(0 if is_left_alone else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    ticks = display._ticker.ticks  # type: ignore[union-attr]
-    deadline = time.perf_counter() + 3.0
-    while display._ticker.ticks == ticks and time.perf_counter() < deadline:  # type: ignore[union-attr]
-        time.sleep(0.02)
-    assert display._ticker.ticks > ticks and "from the child" not in terminal.text  # type: ignore[union-attr]
-    display.close()
 
 
 # --- notebooks and many runs -----------------------------------------------------------------------
@@ -330,8 +344,10 @@ def test_a_run_among_many_sends_reports(monkeypatch: pytest.MonkeyPatch, capsys:
     display.close()
     display.summary(agent_steps=7, seconds=1.0)
     lines = capsys.readouterr().out.rstrip("\n").split("\n")
-    assert "hello" in lines and all(line == "hello" or line.startswith(REPORT_MARK) for line in lines)
-    assert '"agent_steps": 7' in lines[-1] and '"fraction": 0.7' in lines[-1]
+    reports = [read_report(line) for line in lines]
+    assert "hello" in lines and reports.count(None) == 1
+    assert reports[-1] is not None and (reports[-1]["agent_steps"], reports[-1]["fraction"]) == (7, 0.7)
+    assert read_report('\x1e{"agent_st') == {}
 
 
 if __name__ == "__main__":
@@ -339,7 +355,7 @@ if __name__ == "__main__":
     os.environ["TERM"], real = "xterm", sys.stdout
     for columns in (60, 80, 200):
         sys.stdout = (screen := PtyScreen(columns)).stream
-        shown_run(screen)
+        shown_run()
         (SCREENS / f"{columns}.txt").write_text(screen.wait_for(lambda text: "╰" in text).rstrip("\n") + "\n")
         screen.close()
     sys.stdout = real

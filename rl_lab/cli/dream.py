@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rl_lab.cli.parsing import Parser, add_policy, add_quiet, add_run, chosen, positive
 from rl_lab.cli.printing import format_value
+from rl_lab.cli.progress import progress_line
 
 DESCRIPTION = """Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
 it predicts once it sees only the actions. A png beside the video shows reward, continue and value."""
@@ -38,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_lab import api
 
     options = chosen(arguments, "horizon", "context", "sequences", "output", "checkpoint", "seed", "runs_dir", "trust")
-    written = api.dream(arguments.run, **options)
+    with progress_line("playing", "rows", quiet=arguments.quiet, then="writing the film") as progress:
+        written = api.dream(arguments.run, **options, progress=progress)
     if not arguments.quiet:
         print(f"video: {format_value(written.video)}\ncurves: {format_value(written.curves)}")
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rl_lab.cli.parsing import Parser, add_json, add_policy, add_quiet, add_run, chosen, positive, runs_dir_of
 from rl_lab.cli.printing import fields, format_value, only_json_on_stdout, print_json
+from rl_lab.cli.progress import progress_line
 
 DESCRIPTION = """Score a run's policy, acting without exploration, over whole episodes in environments of its own."""
 
@@ -29,13 +30,16 @@ def build_parser(prog: str) -> Parser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with only_json_on_stdout(arguments.json):
+    with (
+        only_json_on_stdout(arguments.json),
+        progress_line("evaluating", "episodes", quiet=arguments.quiet) as progress,
+    ):
         from rl_lab import api
         from rl_lab.runs.index import resolve_run
 
         directory = resolve_run(arguments.run, runs_dir_of(arguments))
         options = chosen(arguments, "episodes", "checkpoint", "seed", "video", "trust")
-        scores = api.evaluate(directory.path, **options)
+        scores = api.evaluate(directory.path, **options, progress=progress)
     if arguments.json:
         print_json(
             {"run": directory.id, "checkpoint": arguments.checkpoint, "episodes": arguments.episodes, "scores": scores}

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from rl_lab.cli.parsing import runs_dir_of
 from rl_lab.cli.printing import best_score, format_value, say, table
 from rl_lab.launch.local import Member, Supervisor, default_jobs
-from rl_lab.launch.table import LiveTable
+from rl_lab.launch.table import LiveTable, short_label
 
 STOPPING = "\nstopping: each training saves first; again to hurry, three times to kill"
 
@@ -89,7 +89,8 @@ def summary(members: Sequence[Member], runs_dir: Path) -> str:
         if state == "created":  # it ended before it could begin; its own message stands above
             state = f"failed (exit code {member.exit_code})"
         steps = status["counts"].get("agent_steps")
-        rows.append((member.label, state, steps, best_score(status), format_duration(member.seconds), member.run_id))
+        label, time_s = short_label(member.label), format_duration(member.seconds)
+        rows.append((label, state, steps, best_score(status), time_s, member.run_id))
     return table(("TRAINING", "STATE", "AGENT STEPS", "SCORE", "TIME", "RUN"), rows)
 
 
@@ -100,7 +101,7 @@ def seeds_summary(members: Sequence[Member], runs_dir: Path) -> str:
     scores: dict[str, list[tuple[float, float]]] = {}
     for member in members:
         status = RunDirectory(runs_dir / member.run_id).read_status()
-        settings = " ".join(word for word in member.label.split() if not word.startswith("seed="))
+        settings = " ".join(word for word in short_label(member.label).split() if not word.startswith("seed="))
         if (best := best_score(status)) is not None and (final := status.get("final_score")) is not None:
             scores.setdefault(settings or "all", []).append((final, best))
     rows = [

@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from rl_lab.launch.local import Member
@@ -14,7 +15,7 @@ from rl_lab.utils.screen import Screen, Span, line_of, pad, size_of, text_width
 from rl_lab.utils.text import printable
 
 INTERVAL_S = 0.25
-WIDEST, BAR = 120, 10
+WIDEST, BAR, NOW = 120, 10, 20  # columns of the table, of a bar, of what a training does
 INTERRUPTED = (-2, -15, 130, 143)  # exit codes of SIGINT and SIGTERM
 
 
@@ -71,26 +72,52 @@ def render_table(
     if len(shown) > max(1, height - 4):
         first = [*running, *(each for each in members if each.process is None), *ended[::-1]][: max(1, height - 5)]
         shown = [each for each in members if any(each is other for other in first)]
-    label = max(8, min(max(text_width(each.label) for each in members), width - 62))
-    titles = f"{pad('TRAINING', label)}  {pad('PROGRESS', BAR + 5)}  {'STEPS':>11}  {'RETURN':>9}  {'ETA':>7}  NOW"
+    layout = _Layout.of(members, width)
+    steps = f"{'STEPS':>11}  " if layout.has_steps else ""
+    titles = f"{pad('TRAINING', layout.label)}  {pad('DONE', layout.bar + 5)}  {steps}{'RETURN':>9}  {'ETA':>7}  NOW"
     lines.append(line_of([(titles, "dim")], width, colours=colours))
-    lines += [line_of(_row(each, label), width, colours=colours) for each in shown]
+    lines += [line_of(_row(each, layout), width, colours=colours) for each in shown]
     if len(shown) < len(members):
         lines.append(line_of([(f"… and {len(members) - len(shown)} more", "dim")], width, colours=colours))
     return lines
 
 
-def _row(member: Member, label: int) -> list[Span]:
+@dataclass(frozen=True)
+class _Layout:
+    """What a table of some width has space for."""
+
+    label: int
+    bar: int
+    has_steps: bool
+
+    @classmethod
+    def of(cls, members: Sequence[Member], width: int) -> _Layout:
+        bar, has_steps = BAR if width >= 100 else 0, width >= 76
+        taken = bar + 5 + 2 + (13 if has_steps else 0) + 11 + 9 + (NOW if width >= 76 else NOW // 2)
+        return cls(
+            max(8, min(max(text_width(short_label(each.label)) for each in members), width - taken - 2)), bar, has_steps
+        )
+
+
+def short_label(label: str) -> str:
+    """`seed=0 gae_lambda=0.9`: settings without the blocks they lie in."""
+    parts = [word.partition("=") for word in label.split()]
+    return " ".join(key.rpartition(".")[2] + sign + value for key, sign, value in parts)
+
+
+def _row(member: Member, layout: _Layout) -> list[Span]:
     report, fraction = member.report, _fraction(member)
-    full = int(fraction * BAR)
+    full = int(fraction * layout.bar)
     state, style = _state(member)
     number = report.get("score") if member.exit_code == 0 and report.get("score") is not None else report.get("return")
     eta_s = report.get("eta_s") if member.exit_code is None else None
+    is_running = member.process is not None and member.exit_code is None
     return [
-        (f"{pad(member.label, label)}  ", "bold" if member.process is not None and member.exit_code is None else ""),
+        (f"{pad(short_label(member.label), layout.label)}  ", "bold" if is_running else ""),
         ("━" * full, "green"),
-        ("─" * (BAR - full), "dim"),
-        (f" {fraction:>4.0%}  {format_number(report.get('agent_steps')):>11}  ", ""),
+        ("─" * (layout.bar - full), "dim"),
+        (f" {fraction:>4.0%}  ", ""),
+        (f"{format_number(report.get('agent_steps')):>11}  " if layout.has_steps else "", ""),
         (f"{format_number(number):>9}  {format_duration(eta_s):>7}  ", ""),
         (state, style),
     ]
@@ -105,7 +132,7 @@ def _state(member: Member) -> Span:
     if member.process is None:
         return ("waiting", "dim")
     if member.exit_code is None:
-        return (printable(str(member.report.get("activity") or "starting")), "cyan")
+        return (printable(str(member.report.get("activity") or ("ending" if member.report else "starting"))), "cyan")
     if member.exit_code == 0:
         return (f"finished in {format_duration(member.seconds)}", "green")
     if member.exit_code in INTERRUPTED:

@@ -27,7 +27,7 @@ def progress_line(doing: str, unit: str, *, quiet: bool, then: str = "") -> Iter
 
     def show() -> None:
         with suppress(OSError, ValueError):  # a terminal that is gone ends nothing
-            text = _words(doing, unit, then, *state, time.monotonic() - started)
+            text = _words(doing, unit, then, state[0], state[1], time.monotonic() - started)
             stream.write(f"\r\x1b[K{cut(text, size_of(stream).columns - 1)}")
             stream.flush()
 

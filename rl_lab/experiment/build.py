@@ -201,9 +201,8 @@ def build_logger(
 ) -> tuple[MetricLogger, LiveDisplay]:
     title = f"{settings.experiment.name} · {config['environment']['id']} · seed {settings.seed}"
     mode = "quiet" if quiet else settings.logging.terminal
-    block = settings.logging
-    shown = {"total": total_steps(settings.phases), "highlight": block.highlight or (), "digits": block.precision}
-    display = LiveDisplay(title=title, mode=mode, **shown)
+    block, total = settings.logging, total_steps(settings.phases)
+    display = LiveDisplay(title=title, total=total, mode=mode, highlight=block.highlight or (), digits=block.precision)
     writers: list[Writer] = [display]
     if run is not None:
         log = TextLogWriter(run.log_path)

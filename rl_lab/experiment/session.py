@@ -117,20 +117,21 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption)
         outcome = experiment.orchestrator.run()
         if outcome == "interrupted":
             _write_status(run, housekeeping, "interrupted", f"Continue with `rl-lab resume {run.id}`.")
-            title, seconds, paths = "Interrupted: saved, nothing is lost", housekeeping.wall_s, {}
+            title, seconds, paths, facts = "Interrupted: saved, nothing is lost", housekeeping.wall_s, {}, {}
             commands = {"continue": f"rl-lab resume {_named(run)}"}
         else:
             interruption.is_saved = lambda: True  # what follows only looks
             interruption.leave()
             title, seconds = "Finished", housekeeping.wall_s
-            split = _time_split(experiment.time_split.whole(), experiment.display.cost)
-            commands = {"time split": split, "watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"}
+            facts = {"time split": _time_split(experiment.time_split.whole(), experiment.display.cost)}
+            commands = {"watch it": f"rl-lab play {_named(run)}", "all runs": "rl-lab list"}
             paths = _make_report(experiment, run, outcome)
             interruption.is_saved = lambda: False  # its status says that it is done, and stays
         experiment.display.summary(
             agent_steps=housekeeping.counts.agent_steps,
             seconds=seconds,
             score=housekeeping.last_score,
+            facts=facts,
             paths={**paths, "checkpoint": run.checkpoints_dir / "latest"},
             commands=commands,
             title=title,

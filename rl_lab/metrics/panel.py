@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import wrap
 
 from rl_lab.metrics.view import RunView
 from rl_lab.utils.formatting import format_duration, format_number, proportional_widths
@@ -174,15 +175,20 @@ def render_summary(
     columns: int,
     colours: bool = True,
 ) -> list[str]:
-    """Facts, where the files lie, what to type next. What does not fit beside its label has a line of its own, which
-    the terminal may break where it likes: what is copied from there is whole."""
-    labels = [*facts, *paths, *commands]
-    space = max(len(label) for label in labels) + 4
+    """Facts, where the files lie, what to type next. A path or command that does not fit beside its label has a line of
+    its own, which the terminal may break where it likes: what is copied from there is whole."""
+    space = max(len(label) for label in [*facts, *paths, *commands]) + 4
     rest = "─" * max(0, columns - text_width(title) - 5)
     lines = [line_of([("─── ", "green"), (title, "bold green"), (f" {rest}", "green")], columns, colours=colours)]
     for style, entries in (("bold", facts), ("cyan", paths), ("green", commands)):
         for label, value in entries.items():
             head = line_of([(f"  {label}", "dim")], space, colours=colours)
-            shown = line_of([(value, style)], text_width(value), colours=colours)
-            lines += [head + shown] if space + text_width(value) <= columns else [head.rstrip(), shown]
+            parts = wrap(value, max(20, columns - space)) if entries is facts else [value]
+            shown = [line_of([(part, style)], text_width(part), colours=colours) for part in parts]
+            if all(space + text_width(part) <= columns for part in parts):
+                lines += [
+                    before + part for before, part in zip([head, *[" " * space] * len(shown)], shown, strict=False)
+                ]
+            else:
+                lines += [head.rstrip(), *shown]
     return lines

@@ -35,11 +35,11 @@ class Relay(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        return self.stream.encoding
+        return str(getattr(self.stream, "encoding", "utf-8"))
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        return self.stream.errors
+        return getattr(self.stream, "errors", None)
 
     def fileno(self) -> int:
         return self.stream.fileno()

@@ -174,18 +174,20 @@ class LiveDisplay(Writer):
         agent_steps: int,
         seconds: float,
         score: float | None = None,
+        facts: Mapping[str, str] | None = None,
         paths: Mapping[str, Path] | None = None,
         commands: Mapping[str, str] | None = None,
         title: str = "Finished",
     ) -> None:
         """Close the display, then say what the run did, where its files lie, and what to type next.
 
-        paths and commands are label -> path and label -> command line, in the order to show them.
+        facts, paths and commands are label -> sentence, path or command line, in the order to show them.
         """
         self.close()
-        facts = {"agent steps": f"{agent_steps:,}", "time": f"{format_duration(seconds)} ({seconds:,.1f} s)"}
+        known = {"agent steps": f"{agent_steps:,}", "time": f"{format_duration(seconds)} ({seconds:,.1f} s)"}
         if score is not None:
-            facts["evaluation score"] = f"{score:,.2f}"
+            known["evaluation score"] = f"{score:,.2f}"
+        facts = {**known, **(facts or {})}
         shown, commands = {label: _from_here(path) for label, path in (paths or {}).items()}, commands or {}
         if self.mode == "live":
             texts = [{label: printable(text) for label, text in each.items()} for each in (facts, shown, commands)]

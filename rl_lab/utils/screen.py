@@ -119,6 +119,7 @@ class Screen:
             self.stream.flush()
             return
         self.stream.flush()
-        data = text.encode(self.stream.encoding or "utf-8", self.stream.errors or "strict")
+        encoding, errors = (getattr(self.stream, name, None) for name in ("encoding", "errors"))
+        data = text.encode(encoding or "utf-8", errors or "strict")
         while data:
             data = data[os.write(self._descriptor, data) :]

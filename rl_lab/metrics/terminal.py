@@ -166,6 +166,11 @@ class LiveDisplay(Writer):
         """CPU time of the display's thread as a fraction of the time it showed something; None where there was none."""
         return self._ticker.cost if self._ticker is not None else self._cost
 
+    @property
+    def frames(self) -> int:
+        """How often the thread has shown the run so far."""
+        return self._ticker.ticks if self._ticker is not None else 0
+
     # --- the end of a run
 
     def summary(

@@ -125,7 +125,7 @@ def test_it_shows_every_activity_twice_a_second_while_no_row_is_written(
                 time.sleep(SLOW_S)
             with experiment.housekeeping.stopwatch.section("checkpoint"):
                 time.sleep(0.6)
-            cost, ticks = experiment.display.cost, experiment.display._ticker.ticks  # type: ignore[union-attr]
+            cost, ticks = experiment.display.cost, experiment.display.frames
             end = time.perf_counter()
         finally:
             experiment.close()
@@ -300,11 +300,11 @@ def test_a_forked_process_is_left_alone(terminal: PtyScreen) -> None:
             display.close()
             os._exit(0 if is_left_alone else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        ticks = display._ticker.ticks  # type: ignore[union-attr]
+        ticks = display.frames
         deadline = time.perf_counter() + 3.0
-        while display._ticker.ticks == ticks and time.perf_counter() < deadline:  # type: ignore[union-attr]
+        while display.frames == ticks and time.perf_counter() < deadline:
             time.sleep(0.02)
-        assert display._ticker.ticks > ticks and "from the child" not in terminal.text  # type: ignore[union-attr]
+        assert display.frames > ticks and "from the child" not in terminal.text
         display.close()
 
 

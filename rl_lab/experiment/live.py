@@ -72,6 +72,7 @@ class Probe:
             activity_s=activity_s,
             done=done,
             total=total,
+            is_ending=housekeeping.is_ending,
             is_training=is_training,
         )
 

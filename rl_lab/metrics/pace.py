@@ -26,6 +26,7 @@ class Reading:
     activity_s: float = 0.0  # for so long
     done: int = 0  # of `total` parts of the activity, where it counts them
     total: int = 0
+    is_ending: bool = False  # the training itself is over, maybe before its last step
     is_training: bool = True  # else it evaluates, saves, compiles, ...: its speed is that of the training before
 
 
@@ -70,7 +71,7 @@ class Pace:
 
     def eta_s(self, reading: Reading) -> float | None:
         """Seconds until the run, or what comes after its last step, is over; None where nothing tells."""
-        if reading.run_fraction >= 1.0:
+        if reading.run_fraction >= 1.0 or reading.is_ending:
             share = reading.done / reading.total if reading.total else 0.0
             return reading.activity_s * (1.0 - share) / share if share > 0.0 else None
         first, last = self._run[0], self._run[-1]

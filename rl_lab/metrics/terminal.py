@@ -133,7 +133,8 @@ class LiveDisplay(Writer):
 
     def flush(self) -> None:
         """Show what is new, due or not; where a thread shows it, that is soon enough."""
-        if self._ticker is None and self._has_news and not self._is_closed:
+        is_ours = self._ticker is None or self.mode == "plain"  # a terminal that could not show the panel gets lines
+        if is_ours and self._has_news and not self._is_closed:
             self._due_at = self._clock() + SECONDS_BETWEEN_LINES
             self._has_news = False
             if self.mode == "plain":
@@ -153,10 +154,8 @@ class LiveDisplay(Writer):
             self._cost = ticker.cost
             self._redirection.stop()
             self._ticker = None
-            if self.mode in TICKING:
-                self._frame(is_last=True)
-        else:
-            self.flush()
+            self._frame(is_last=True)
+        self.flush()
         self._is_closed = True
         self._screen.leave()
         self._tell_failures()
@@ -212,6 +211,8 @@ class LiveDisplay(Writer):
 
     def _frame(self, *, is_last: bool = False) -> None:
         """Look at the run and show it once; called by the thread, and by the run's own before and after it."""
+        if self.mode not in TICKING:
+            return
         reading = None if self._probe is None else self._probe()
         size = size_of(self._stream)
         with self._lock:
@@ -221,8 +222,10 @@ class LiveDisplay(Writer):
             lines = self._compose(size.columns, size.lines)
         with self._without_failing():
             if self.mode == "live":
-                above = [self._above.popleft() for _ in range(len(self._above))]
+                above = list(self._above)
                 self._screen.paint(lines, columns=size.columns, above=above)
+                for _ in above:  # shown: others may have come meanwhile
+                    self._above.popleft()
             elif self.mode == "notebook":
                 self._line.show(lines[0])
             elif self.mode == "reports":
@@ -248,10 +251,14 @@ class LiveDisplay(Writer):
         except UnicodeEncodeError:  # blocks and frames on a terminal of another alphabet
             self.mode = "plain"
             self._failures.append("the terminal cannot show the live display")
+            self._redirection.stop()
+            for _ in range(len(self._above)):
+                self._print(self._above.popleft())
         except (OSError, ValueError) as error:
             if not isinstance(error, OSError) and not self._stream.closed:
                 raise
             self.mode = "quiet"
+            self._redirection.stop()
             self._failures.append(f"nothing more is shown: the terminal or its reader is gone ({error})")
             with suppress(OSError, ValueError):  # what waits in the buffer must not fail again when Python ends
                 if os.fstat(self._stream.fileno()):

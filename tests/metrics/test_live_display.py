@@ -288,6 +288,21 @@ def test_a_halted_terminal_does_not_halt_the_run(monkeypatch: pytest.MonkeyPatch
         os.close(reader)  # lets the thread go
 
 
+def test_a_terminal_of_another_alphabet_gets_lines_and_what_was_printed(terminal: PtyScreen) -> None:
+    terminal.stream.reconfigure(encoding="ascii")
+    with on(terminal):
+        display = LiveDisplay(title="run", total=10)
+        display.start(lambda: Reading(Counts(agent_steps=5), 1.0, 0.5, "train"))
+        deadline = time.perf_counter() + 3.0
+        while display.mode == "live" and time.perf_counter() < deadline:
+            time.sleep(0.02)
+        print("printed by the environment", flush=True)
+        display.write({"agent_steps": 5, "wall_s": 1.0})
+        text = terminal.wait_for(lambda text: "50.0%" in text and "printed" in text)
+        display.close()
+        assert display.mode == "plain" and "5 steps" in text
+
+
 def test_a_forked_process_is_left_alone(terminal: PtyScreen) -> None:
     with on(terminal):
         display = LiveDisplay(title="run")

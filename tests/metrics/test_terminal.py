@@ -371,6 +371,7 @@ def test_the_time_left_falls_with_the_run_and_then_follows_the_evaluation() -> N
         pace.take(reading(second, second * 50))
     assert pace.eta_s(reading(10, 500)) == pytest.approx(10.0)
     assert pace.eta_s(reading(20, 1000, done=25, total=100, activity_s=5.0)) == pytest.approx(15.0)
+    assert pace.eta_s(reading(20, 500, done=50, total=100, activity_s=5.0, is_ending=True)) == pytest.approx(5.0)
     assert pace.eta_s(reading(20, 1000)) is None
 
 

@@ -21,7 +21,7 @@ help:
 	@echo "make test     install what the tests need and run them (without slow and gpu)"
 	@echo "make check    format, lint, types, fast tests: before each commit"
 	@echo "make format   rewrite the code in the house format"
-	@echo "make bench    time PPO on CartPole-v1 beside Stable-Baselines3"
+	@echo "make bench    time PPO on CartPole-v1 beside Stable-Baselines3, and the live display"
 	@echo "make clean    remove caches and build products (runs/ is never touched); distclean: $(VENV) too"
 
 # The first Python >= 3.11 that can make a virtual environment; PYTHON=... chooses another.
@@ -71,6 +71,7 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-peers
 	$(BIN)/python benchmarks/ppo_cartpole.py $(ARGS)
+	$(BIN)/python benchmarks/display.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,6 +44,7 @@ from rl_lab.runs.video import check_name, write_video
 from rl_lab.types import ConfigError, EnvSpec, RunError, did_you_mean
 
 ResumeMode = Literal["exact", "warm_start", "warm_start_optimizer"]
+Progress = Callable[[int, int], None]  # called with how much is done, and of how much
 MODES = ("exact", "warm_start", "warm_start_optimizer")
 
 
@@ -208,10 +209,12 @@ def evaluate(
     env: EnvSource | None = None,
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
+    progress: Progress = lambda done, total: None,
 ) -> dict[str, float]:
     """Play `episodes` deterministic episodes of a trained policy; `video` also records one of them. `trust` names
     packages that the run's config may import (docs/security.md)."""
     with _acting(run, runs_dir, checkpoint, seed, trust, env) as (_, agent, evaluator):
+        evaluator.progress = progress
         metrics = agent.workflow.evaluate(episodes=episodes)
         if video is not None and record_video(agent.workflow, evaluator, Path(video)) is None:
             raise RunError(f"{evaluator.environment.spec.id} cannot render here, so there is no video.")
@@ -296,7 +299,7 @@ def collect(
     overrides: Sequence[str] = (),
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> Dataset:
     """Write a dataset from a run's policy, or from the "random" one in `environment`; see docs/datasets.md."""
     run = None if source == "random" else _directory(source, runs_dir)
@@ -325,6 +328,7 @@ def dream(
     env: EnvSource | None = None,
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
+    progress: Progress = lambda done, total: None,
 ) -> FilmFiles:
     """Play `sequences` new episodes and film real, reconstruction and open loop: the model sees `context` rows, then
     only the actions for `horizon` more."""
@@ -339,6 +343,7 @@ def dream(
                 f"Run {directory.id} cannot dream: {type(workflow).__name__} has no world model. "
                 f"Watch it with `rl-lab play {directory.id}`, or train one that can with `rl-lab train dreamer_v3`."
             )
+        evaluator.progress = progress
         path = Path(output) if output is not None else directory.output("videos", "dream.mp4")
         return film_dreams(agent.workflow, evaluator, path, sequences=sequences, context=context, horizon=horizon)
 

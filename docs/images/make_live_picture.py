@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
 from rl_lab.metrics.panel import render_panel
 from rl_lab.metrics.view import RunView
+from rl_lab.types import CollectResult
 
 OUTPUT = Path(__file__).parent / "live.svg"
 CAUGHT_AT = 0.6  # of the run: late enough for curves, early enough for a progress bar
@@ -27,6 +29,14 @@ def draw(path: Path, overrides: list[str]) -> None:
     experiment = build(
         config, run=None, quiet=True, interrupted=lambda: experiment.display.view.run_fraction > CAUGHT_AT
     )
+    # A quiet display does not look at the run: here the loop itself does, once per cycle.
+    collected = experiment.housekeeping.collected
+
+    def look(result: CollectResult) -> None:
+        collected(result)
+        experiment.display.view.look(experiment.probe())
+
+    experiment.housekeeping.collected = look  # type: ignore[method-assign]
     try:
         experiment.orchestrator.run()
         export_svg(experiment.display.view, path)
@@ -37,7 +47,7 @@ def draw(path: Path, overrides: list[str]) -> None:
 def export_svg(view: RunView, path: Path) -> None:
     """The panel as it stands now, as a picture that asks no other host for its fonts."""
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(render_panel(view, height=60))
+    console.print(Text.from_ansi("\n".join(render_panel(view, columns=100, height=30))))
     picture = console.export_svg(title=view.title, unique_id="rl-lab")
     path.write_text(re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.DOTALL), encoding="utf-8")
 

@@ -14,15 +14,11 @@ examples:
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 
 from rl_lab.cli.parsing import JSON, POLICY, RUNS_DIR, UsageError, argument, chosen, one_name, positive, quiet
 from rl_lab.cli.printing import answer, fields, format_value, only_json_on_stdout
-
-_SECONDS_BETWEEN_PROGRESS = 0.2
+from rl_lab.cli.progress import progress_line
 
 ARGUMENTS = (
     argument("words", nargs="+", metavar="RUN | random", help="whose policy acts"),
@@ -47,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("say whose policy acts: rl-lab collect random --env CartPole-v1, or rl-lab collect @last")
     if (arguments.steps is None) == (arguments.episodes is None):
         raise UsageError("say how much to collect: --steps 10000 or --episodes 100, one of the two")
-    with only_json_on_stdout(arguments.json):
+    unit = "agent steps" if arguments.steps else "episodes"
+    with only_json_on_stdout(arguments.json), progress_line("collecting", unit, quiet=arguments.quiet) as progress:
         from rl_lab import api
 
         names = ("output", "steps", "episodes", "format", "mode", "seed", "num_envs", "checkpoint", "overwrite")
@@ -55,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             source,
             environment=arguments.env,
             overrides=overrides,
-            progress=_progress("agent steps" if arguments.steps else "episodes", is_quiet=arguments.quiet),
+            progress=progress,
             **chosen(arguments, *names, "runs_dir", "trust"),
         )
     facts = asdict(written)
@@ -63,19 +60,3 @@ def run(arguments: argparse.Namespace) -> int:
     text += fields((name, facts[name]) for name in facts if name not in ("path", "environment", "source"))
     answer(arguments, facts, text, brief=[written.dataset])
     return 0
-
-
-def _progress(unit: str, *, is_quiet: bool) -> Callable[[int, int], None]:
-    """A line on stderr that is written over; nothing where nobody watches."""
-    if is_quiet or not sys.stderr.isatty():
-        return lambda done, total: None
-    last = [0.0]
-
-    def show(done: int, total: int) -> None:
-        now = time.monotonic()
-        if done >= total or now - last[0] >= _SECONDS_BETWEEN_PROGRESS:
-            last[0] = now
-            end = "\n" if done >= total else ""
-            print(f"\r  {done:,} of {total:,} {unit} ({done / total:.0%})", end=end, file=sys.stderr, flush=True)
-
-    return show

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rl_lab.cli.parsing import POLICY, RUN, argument, chosen, positive, quiet
 from rl_lab.cli.printing import format_value
+from rl_lab.cli.progress import progress_line
 
 ARGUMENTS = (
     *RUN,
@@ -30,7 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_lab import api
 
     options = chosen(arguments, "horizon", "context", "sequences", "output", "checkpoint", "seed", "runs_dir", "trust")
-    written = api.dream(arguments.run, **options)
+    with progress_line("playing", "rows", quiet=arguments.quiet, then="writing the film") as progress:
+        written = api.dream(arguments.run, **options, progress=progress)
     if not arguments.quiet:
         print(f"video: {format_value(written.video)}\ncurves: {format_value(written.curves)}")
     return 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rl_lab.cli.parsing import JSON, POLICY, RUN, argument, chosen, positive, quiet, runs_dir_of
 from rl_lab.cli.printing import answer, fields, format_value, only_json_on_stdout
+from rl_lab.cli.progress import progress_line
 
 ARGUMENTS = (
     *RUN,
@@ -25,13 +26,16 @@ ARGUMENTS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with only_json_on_stdout(arguments.json):
+    with (
+        only_json_on_stdout(arguments.json),
+        progress_line("evaluating", "episodes", quiet=arguments.quiet) as progress,
+    ):
         from rl_lab import api
         from rl_lab.runs.index import resolve_run
 
         directory = resolve_run(arguments.run, runs_dir_of(arguments))
         options = chosen(arguments, "episodes", "checkpoint", "seed", "video", "trust")
-        scores = api.evaluate(directory.path, **options)
+        scores = api.evaluate(directory.path, **options, progress=progress)
     text = f"{format_value(directory.id)}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes\n"
     text += fields(scores.items()) + (f"\n  video: {arguments.video}" if arguments.video else "")
     facts = {"run": directory.id, **chosen(arguments, "checkpoint", "episodes"), "scores": scores}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 
 from rl_lab.cli.parsing import runs_dir_of
-from rl_lab.cli.printing import best_score, say, table
+from rl_lab.cli.printing import best_score, format_value, say, table
 from rl_lab.launch.local import Member, Supervisor, default_jobs
+from rl_lab.launch.table import LiveTable, short_label
 
 STOPPING = "\nstopping: each training saves first; again to hurry, three times to kill"
 
@@ -21,13 +24,29 @@ def train_all(sweep: Sequence[tuple[str, list[str]]], arguments: argparse.Namesp
     jobs = min(arguments.jobs or default_jobs(), len(members))
     if not arguments.quiet:
         say(f"{len(members)} trainings, {jobs} at a time")
-    signal_number = Supervisor(members, jobs, show=_show, on_signal=lambda: say(STOPPING, file=sys.stderr)).run()
+    signal_number = _supervise(members, jobs, quiet=arguments.quiet)
     if not arguments.quiet:
         say(summary(members, runs_dir_of(arguments)))
+        if over_seeds := seeds_summary(members, runs_dir_of(arguments)):
+            say("", over_seeds, sep="\n")
     if signal_number is not None:
         say("interrupted: the same command with --run-id and --resume goes on", file=sys.stderr)
         return 128 + signal_number
     return 0 if all(member.exit_code == 0 for member in members) else 1
+
+
+def _supervise(members: Sequence[Member], jobs: int, *, quiet: bool) -> int | None:
+    """On a terminal one table shows all of them; elsewhere each writes lines."""
+    if quiet or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return Supervisor(members, jobs, show=_show, on_signal=lambda: say(STOPPING, file=sys.stderr)).run()
+    live = LiveTable(members, jobs, sys.stdout)
+    supervisor = Supervisor(
+        members, jobs, show=live.say, on_signal=lambda: live.above.append(STOPPING.strip()), tick=live.tick
+    )
+    try:
+        return supervisor.run()
+    finally:
+        live.close()
 
 
 def plan(sweep: Sequence[tuple[str, list[str]]], arguments: argparse.Namespace) -> list[Member]:
@@ -70,8 +89,32 @@ def summary(members: Sequence[Member], runs_dir: Path) -> str:
         if state == "created":  # it ended before it could begin; its own message stands above
             state = f"failed (exit code {member.exit_code})"
         steps = status["counts"].get("agent_steps")
-        rows.append((member.label, state, steps, best_score(status), format_duration(member.seconds), member.run_id))
+        label, time_s = short_label(member.label), format_duration(member.seconds)
+        rows.append((label, state, steps, best_score(status), time_s, member.run_id))
     return table(("TRAINING", "STATE", "AGENT STEPS", "SCORE", "TIME", "RUN"), rows)
+
+
+def seeds_summary(members: Sequence[Member], runs_dir: Path) -> str:
+    """Mean and standard deviation over the seeds of each setting; empty where no setting has two scores."""
+    from rl_lab.runs.run_directory import RunDirectory
+
+    scores: dict[str, list[tuple[float, float]]] = {}
+    for member in members:
+        status = RunDirectory(runs_dir / member.run_id).read_status()
+        settings = " ".join(word for word in short_label(member.label).split() if not word.startswith("seed="))
+        if (best := best_score(status)) is not None and (final := status.get("final_score")) is not None:
+            scores.setdefault(settings or "all", []).append((final, best))
+    rows = [
+        (settings, len(pairs), *(_mean_and_std([pair[place] for pair in pairs]) for place in (0, 1)))
+        for settings, pairs in scores.items()
+    ]
+    is_any_repeated = any(len(pairs) > 1 for pairs in scores.values())
+    return table(("OVER SEEDS", "RUNS", "LAST SCORE", "BEST SCORE"), rows) if is_any_repeated else ""
+
+
+def _mean_and_std(values: Sequence[float]) -> str:
+    spread = f" ± {format_value(stdev(values))}" if len(values) > 1 else ""
+    return f"{format_value(fmean(values))}{spread}"
 
 
 def _show(label: str, line: str) -> None:

@@ -52,6 +52,7 @@ class Collector:
         self.stage = 0  # which environment of a curriculum this is
         self.episodes = EpisodeTracker(self.environment.num_envs)
         self.restarts = 0
+        self.steps_under_way = 0  # agent steps of the collection that is not over yet, for whoever shows the run
         self._pending: EnvRows | None = None
         self._time_step: TimeStep | None = None  # the pending row as tensors: a buffer recognises it by its memory
         self._policy_state: Any = None
@@ -81,6 +82,7 @@ class Collector:
             buffer.add(row)
             self._policy_state = policy_step.state
             agent_steps += len(pending.is_last) - int(np.count_nonzero(pending.is_last))
+            self.steps_under_way = agent_steps
             waiting = clock()
             action = policy_step.action.cpu().numpy()  # a GPU first finishes the updates that are still queued on it
             start = clock()
@@ -96,6 +98,7 @@ class Collector:
         for section, seconds in (("environment", environment_s), ("policy", policy_s), ("device", device_s)):
             self.stopwatch.add(section, seconds)
         self._drain_events()
+        self.steps_under_way = 0
         counts = Counts(agent_steps * self.environment.spec.frames_per_step, agent_steps, episodes=len(finished))
         metrics = {**self.episodes.metrics(), "collect/environment_restarts": self.restarts}
         return CollectResult(counts, metrics, tuple(finished))

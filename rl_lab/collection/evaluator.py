@@ -36,6 +36,7 @@ class Evaluator:
     make_render_environment: Callable[[], Environment]
     device: torch.device
     timeout_steps: int | None = None  # agent steps; None: the environment's limit
+    progress: Callable[[int, int], None] = lambda done, total: None  # episodes, or rows of a film, so far and in all
     last_returns: np.ndarray | None = field(default=None, init=False)  # of the newest evaluation's episodes
     _start: tuple[StateTree, EnvRows] | None = field(default=None, init=False)
 
@@ -68,6 +69,7 @@ class Evaluator:
         played: list[Episode] = []
         state: Any = None
         while (quota > 0).any():
+            self.progress(len(played), episodes)
             if is_cut[quota > 0].all():
                 rows, state = environment.reset(), None
                 tracker, is_cut = EpisodeTracker(environment.num_envs), np.zeros(environment.num_envs, bool)
@@ -80,6 +82,7 @@ class Evaluator:
                 if quota[episode.env_index] > 0:
                     quota[episode.env_index] -= 1
                     played.append(episode)
+        self.progress(len(played), episodes)
         return played
 
     def play_rows(self, policy: Policy, *, length: int) -> Batch:
@@ -87,7 +90,8 @@ class Evaluator:
         environment, rows = self._begin()
         kept: list[Batch] = []
         state: Any = None
-        for _ in range(length):
+        for done in range(length):
+            self.progress(done + 1, length)
             time_step = to_time_step(rows, self.device)
             with torch.inference_mode():
                 policy_step = policy(time_step, state, mode="eval")

@@ -65,6 +65,11 @@ class LoggingBlock:
     every_updates: int | None = 1
     terminal: Literal["auto", "live", "plain", "quiet"] = "auto"
     tensorboard: bool = True
+    precision: int = 4
+    highlight: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(1, self.precision, place="logging.precision")
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
 from rl_lab.experiment.curriculum import Borrowed, Curriculum, pin_sources
 from rl_lab.experiment.film import film_plan, showing_returns, video_plan
+from rl_lab.experiment.live import Probe, make_usage
 from rl_lab.experiment.saver import REPLAY, RandomState, make_saver
 from rl_lab.kernels.door import listen
 from rl_lab.metrics.logger import MetricLogger
-from rl_lab.metrics.system import SystemUsage
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.time_split import TimeSplit
 from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
@@ -49,7 +49,7 @@ from rl_lab.runs.state import apply_state
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime, import_triton_first
 from rl_lab.training.schedules import parse_number
-from rl_lab.types import ConfigError, Counts, EnvSpec, Metrics, Phase, ScheduledNumber, did_you_mean
+from rl_lab.types import ConfigError, Counts, EnvSpec, Phase, ScheduledNumber, did_you_mean
 from rl_lab.utils.seeding import seed_everything, stream_seed
 from rl_lab.utils.timing import Stopwatch
 from rl_lab.workflows.base import Workflow
@@ -107,6 +107,7 @@ class Experiment:
     evaluator: Evaluator
     logger: MetricLogger
     display: LiveDisplay
+    probe: Probe  # what the run is doing right now, for the display
     housekeeping: Housekeeping
     orchestrator: Orchestrator
     time_split: TimeSplit
@@ -165,7 +166,7 @@ def build(
             logger=logger,
             evaluate=showing_returns(workflow.evaluate, evaluator, logger, scheduler),
             save_checkpoint=make_saver(run, targets, keep_recent=settings.checkpoint.keep_recent),
-            usage=_usage(time_split, stopwatch, scheduler),
+            usage=make_usage(time_split, stopwatch, scheduler),
             display=display,
             stopwatch=stopwatch,
             films=film_plan(run, settings.evaluation, films, workflow, evaluator, logger),
@@ -192,7 +193,8 @@ def build(
     listen(logger.message)
     for remark in (*runtime.remarks(workflow), *agent.left_out()):
         warn(remark)
-    parts = settings, agent, collector, curriculum, evaluator, logger, display, housekeeping, orchestrator
+    probe = Probe(housekeeping, collector, evaluator, runtime)
+    parts = settings, agent, collector, curriculum, evaluator, logger, display, probe, housekeeping, orchestrator
     return Experiment(*parts, time_split, targets)
 
 
@@ -325,7 +327,8 @@ def build_logger(
 ) -> tuple[MetricLogger, LiveDisplay]:
     title = f"{settings.experiment.name} · {config['environment']['id']} · seed {settings.seed}"
     mode = "quiet" if quiet else settings.logging.terminal
-    display = LiveDisplay(title=title, total=total_steps(settings.phases), mode=mode)
+    block, total = settings.logging, total_steps(settings.phases)
+    display = LiveDisplay(title=title, total=total, mode=mode, highlight=block.highlight or (), digits=block.precision)
     writers: list[Writer] = [display]
     if run is not None:
         log = TextLogWriter(run.log_path)
@@ -334,33 +337,6 @@ def build_logger(
         if settings.logging.tensorboard:
             writers.append(TensorBoardWriter(run.tensorboard_dir))
     return MetricLogger(writers), display
-
-
-def _usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseScheduler) -> Callable[[float], Metrics]:
-    """Speed, time left, the split of the wall clock and the machine's load since the last row."""
-    system = SystemUsage()
-    start = scheduler.run_counts
-    before = {"wall": stopwatch.elapsed(), "steps": start.agent_steps, "updates": start.updates}
-    first: dict[str, float] = {}
-
-    def usage(run_fraction: float) -> Metrics:
-        now, counts = stopwatch.elapsed(), scheduler.run_counts
-        seconds = max(now - before["wall"], 1e-9)
-        if first.get("phase") != scheduler.index:  # a phase that learns says nothing of one that only collects
-            first.update(phase=scheduler.index, fraction=run_fraction, wall=now)
-        gained = run_fraction - first["fraction"]
-        eta = (now - first["wall"]) * (1.0 - run_fraction) / gained if gained > 0 else None
-        metrics: Metrics = {
-            "time/agent_steps_per_second": (counts.agent_steps - before["steps"]) / seconds,
-            "time/updates_per_second": (counts.updates - before["updates"]) / seconds,
-            **({} if eta is None else {"time/eta_s": eta}),
-            **time_split.window(),
-            **system.sample(),
-        }
-        before.update(wall=now, steps=counts.agent_steps, updates=counts.updates)
-        return metrics
-
-    return usage
 
 
 # --- the agent: what acts and learns; it needs a spec but no environment ---

@@ -91,7 +91,7 @@ class Curriculum:
         if self.collector.stage != self._stages[index]:
             self.hold_environment(self._stages[index])
             for buffer in self.collector.buffers.values():
-                end: Callable[[], None] = getattr(buffer, "cut", None) or buffer.clear
+                end: Any = getattr(buffer, "cut", None) or getattr(buffer, "clear", None)
                 end()
             for part in self.parts.values():
                 if callable(forget := getattr(part, "forget_episodes", None)):

@@ -154,7 +154,8 @@ def continue_run(
         interruption = _Interruption()
         with handled_by(interruption.ask), _recorded(run, interruption):
             experiment = _build(config, run, interruption, quiet, callbacks, prune)
-            with _closed_on_error(experiment):
+            with _closed_on_error(experiment), experiment.housekeeping.stopwatch.section("restore"):
+                experiment.display.start(experiment.probe)
                 _restore_newest(experiment, run, is_noted=bool(changes))
                 for sentence in differing:
                     experiment.logger.message(sentence, "warning")
@@ -209,25 +210,27 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption)
     housekeeping = experiment.housekeeping
     interruption.is_saved = lambda: housekeeping.is_ending
     try:
+        experiment.display.start(experiment.probe)
         run.write_status("running", counts=housekeeping.counts.as_dict(), wall_s=housekeeping.wall_s)
         RunIndex(run.path.parent).record(run)
         outcome = experiment.orchestrator.run()
         if outcome == "interrupted":
             _write_status(run, housekeeping, "interrupted", f"Continue with `rl-lab resume {run.id}`.")
-            title, seconds, paths = "Interrupted: saved, nothing is lost", housekeeping.wall_s, {}
+            title, seconds, paths, facts = "Interrupted: saved, nothing is lost", housekeeping.wall_s, {}, {}
             commands = {"continue": f"rl-lab resume {run_word(run)}"}
         else:
             interruption.is_saved = lambda: True  # what follows only looks
             interruption.leave()
             title, seconds = "Finished", housekeeping.wall_s
-            commands = {"time split": _time_split(experiment.time_split.whole())}
-            commands |= {"watch it": f"rl-lab play {run_word(run)}", "all runs": "rl-lab list"}
+            facts = {"time split": _time_split(experiment.time_split.whole(), experiment.display.cost)}
+            commands = {"watch it": f"rl-lab play {run_word(run)}", "all runs": "rl-lab list"}
             paths = _make_report(experiment, run, "pruned" if housekeeping.is_pruned else outcome)
             interruption.is_saved = lambda: False  # its status says that it is done, and stays
         experiment.display.summary(
             agent_steps=housekeeping.counts.agent_steps,
             seconds=seconds,
             score=housekeeping.last_score,
+            facts=facts,
             paths={**paths, "checkpoint": run.checkpoints_dir / "latest"},
             commands=commands,
             title=title,
@@ -244,22 +247,26 @@ def _make_report(experiment: Experiment, run: RunDirectory, outcome: str) -> dic
         counts = experiment.housekeeping.counts
         show = partial(experiment.logger.show, "eval/episode", agent_steps=counts.agent_steps)
         path = evaluation_video(run, counts)
-        video = record_video(experiment.agent.workflow, experiment.evaluator, path, show=show)
+        with experiment.housekeeping.stopwatch.section("video"):
+            video = record_video(experiment.agent.workflow, experiment.evaluator, path, show=show)
         if video is None:
             experiment.logger.message("No video: this environment cannot render here.", "warning")
     experiment.logger.flush()
-    report = write_report(run, state=outcome)
+    with experiment.housekeeping.stopwatch.section("report"):
+        report = write_report(run, state=outcome)
     message = f"{experiment.housekeeping.stop_reason}." if outcome == "pruned" else ""
     _write_status(run, experiment.housekeeping, outcome, message)
     paths = {"curve": run.curve_path, "video": video, "report": report}
     return {label: path for label, path in paths.items() if path is not None}
 
 
-def _time_split(split: Metrics) -> str:
-    """`environment 40% · policy 20% ...`; the device only where there is one to wait for."""
+def _time_split(split: Metrics, display: float | None) -> str:
+    """`environment 40% · policy 20% ...`; the device only where there is one to wait for. The display has a thread of
+    its own, so that its CPU time comes on top."""
     fractions = {name.removeprefix("time/").removesuffix("_fraction"): value for name, value in split.items()}
     shown = {name: value for name, value in fractions.items() if name != "device" or value >= 0.005}
-    return " · ".join(f"{name} {value:.0%}" for name, value in shown.items())
+    parts = [f"{name} {value:.0%}" for name, value in shown.items()]
+    return " · ".join([*parts, *([] if display is None else [f"display {display:.1%}"])])
 
 
 def _write_status(run: RunDirectory, housekeeping: Housekeeping, state: str, message: str = "") -> None:

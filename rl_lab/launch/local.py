@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import IO
+from typing import IO, Any
 
 from rl_lab.utils.processes import available_cores, handled_by
+from rl_lab.utils.reports import REPORTS_VARIABLE, read_report
 
 POLL_SECONDS = 0.1
 PATIENCE = 3  # this many Ctrl-C mean: do not wait for checkpoints any longer
@@ -28,6 +29,7 @@ class Member:
     exit_code: int | None = None
     started: float = 0.0
     seconds: float = 0.0
+    report: dict[str, Any] = field(default_factory=dict)  # the newest, where reports are asked for
     relay: Thread | None = field(default=None, repr=False)
 
 
@@ -60,16 +62,24 @@ def default_jobs() -> int:
 class Supervisor:
     """Starts processes as places become free and passes signals on, so that each training can save.
 
-    `show` gets every line a process writes, with its label; `on_signal` is called at the first signal.
+    `show` gets every line a process writes, with its label; `on_signal` is called at the first signal. With `tick`,
+    which is called a few times a second, trainings report where they stand instead of writing lines about it.
     """
 
     def __init__(
-        self, members: Sequence[Member], jobs: int, *, show: Callable[[str, str], None], on_signal: Callable[[], None]
+        self,
+        members: Sequence[Member],
+        jobs: int,
+        *,
+        show: Callable[[str, str], None],
+        on_signal: Callable[[], None],
+        tick: Callable[[], None] | None = None,
     ) -> None:
         self.members = members
         self.jobs = jobs
         self._show = show
         self._signals = Forwarding(self._send, on_signal)
+        self._tick = tick
 
     def run(self) -> int | None:
         """Until every process has ended; the number of the signal that cut the sweep short, if one did."""
@@ -79,6 +89,8 @@ class Supervisor:
                 while waiting and not self._signals.seen and len(self._running()) < self.jobs:
                     self._start(waiting.pop(0))
                 self._collect_ended()
+                if self._tick is not None:
+                    self._tick()
                 time.sleep(POLL_SECONDS)
         return self._signals.first()
 
@@ -95,15 +107,19 @@ class Supervisor:
             text=True,
             errors="replace",
             start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", REPORTS_VARIABLE: "" if self._tick is None else "1"},
         )
         assert member.process.stdout is not None
-        member.relay = Thread(target=self._relay, args=(member.process.stdout, member.label), daemon=True)
+        member.relay = Thread(target=self._relay, args=(member.process.stdout, member), daemon=True)
         member.relay.start()
 
-    def _relay(self, lines: IO[str], label: str) -> None:
+    def _relay(self, lines: IO[str], member: Member) -> None:
         for line in lines:
-            self._show(label, line)
+            report = read_report(line)
+            if report is None:
+                self._show(member.label, line)
+            else:
+                member.report |= report
 
     def _collect_ended(self) -> None:
         for member in self._running():

@@ -1,8 +1,10 @@
-"""Every metric name, its unit, its meaning and its healthy value: the tables of names.md, shown in docs/metrics.md."""
+"""Every metric name, how people read it, its unit, its meaning and its healthy value: the tables of names.md, shown in
+docs/metrics.md."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,15 +12,16 @@ from rl_lab.types import ConfigError, did_you_mean
 
 
 class Meaning(NamedTuple):
-    """What one metric says: its unit, its definition, and how to read it."""
+    """What one metric says: its friendly name, its unit, its definition, and how to read it."""
 
+    label: str
     unit: str
     description: str
     advice: str
 
 
 def _read_tables() -> dict[str, Meaning]:
-    """A row of a table: | `name` | unit | meaning | healthy, and what to do otherwise |."""
+    """A row of a table: | `name` | shown as | unit | meaning | healthy, and what to do otherwise |."""
     lines = Path(__file__).with_name("names.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
     return {name.strip("`"): Meaning(*meaning) for name, *meaning in rows}
@@ -37,8 +40,31 @@ PREFIXES = ("collect/", "train/", "controller/", "loss/", "eval/", "time/", "sys
 
 def meaning_of(name: str) -> Meaning | None:
     """What the table says about a name, or None."""
+    return NAMES.get(_key_of(name) or "")
+
+
+def _key_of(name: str) -> str | None:
+    """The name itself or the pattern that the table lists it under."""
     patterns = (pattern for pattern in NAMES if "*" in pattern and fnmatchcase(name, pattern))
-    return NAMES.get(name) or NAMES.get(next(patterns, ""))
+    return name if name in NAMES else next(patterns, None)
+
+
+@cache
+def label_of(name: str) -> str:
+    """How a person reads a metric's name: `controller/approx_kl` is KL, `train/actor_grad_norm` actor gradient norm."""
+    key = _key_of(name)
+    if key is None:  # of a user's own workflow
+        return name.rpartition("/")[2].replace("_", " ")
+    before, _, after = key.partition("*")
+    filled = name.removeprefix(before).removesuffix(after).replace("_", " ")
+    return NAMES[key].label.replace("*", filled)
+
+
+@cache
+def rank_of(name: str) -> tuple[int, str]:
+    """Sorts names as the table lists them; those it does not list come last."""
+    key = _key_of(name)
+    return (len(NAMES) if key is None else list(NAMES).index(key), name)
 
 
 def check_name(name: str, *, strict: bool) -> None:

@@ -1,139 +1,194 @@
-"""The live panel and the closing summary as rich renderables. Imported only where something is rendered."""
+"""The live panel, the line of a notebook and the closing summary, as text. Pure functions of a RunView."""
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Mapping
+from textwrap import wrap
 
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
-
-from rl_lab.metrics.view import EVALUATION_RETURN, HEADLINES, RunView
-from rl_lab.utils.formatting import change_arrow, format_duration, format_number, proportional_widths, sparkline
-from rl_lab.utils.text import printable
+from rl_lab.metrics.view import RunView
+from rl_lab.utils.formatting import format_duration, format_number, proportional_widths
+from rl_lab.utils.screen import Span, cut, line_of, pad, text_width
 
 SPLIT_COLOURS = {
     "environment": "green",
     "policy": "cyan",
-    "device": "bright_blue",
+    "device": "bright blue",
     "update": "blue",
     "evaluation": "magenta",
     "checkpoint": "yellow",
-    "logging": "bright_black",
+    "logging": "grey",
     "overhead": "red",
 }
-LEVEL_STYLES = {"info": "dim", "warning": "yellow", "error": "bold red"}
-FIXED_LINES = 12  # everything in the panel but the table's rows
-SPLIT_WIDTH = 40
+WIDEST, NARROWEST = 120, 24  # columns of the panel
+FIXED_LINES = 13  # everything in the panel but the table's rows
+LABEL = 9  # columns of "machine" and the space behind it
+FULL, EMPTY = "━", "─"
+Line = list[Span]
 
 
-class NonExitingConsole(Console):
-    """Leaves a broken pipe to its user, where rich's own would end the process."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
-def render_panel(view: RunView, *, height: int) -> Panel:
-    """The whole panel, with as many metrics as `height` lines leave space for."""
-    limit = max(3, min(14, height - FIXED_LINES - len(view.messages)))
-    parts: list[RenderableType] = [_progress(view), _counters(view)]
-    if view.history:
-        parts += [Rule(style="dim"), _metric_table(view, limit)]
+def render_panel(view: RunView, *, columns: int, height: int, colours: bool = True) -> list[str]:
+    """The panel's lines, each as wide as the others, with as many metrics as `height` lines leave space for."""
+    width = max(NARROWEST, min(WIDEST, columns))
+    inner = width - 4
+    body: list[Line | None] = [_progress(view, inner), _activity(view, inner), *_counters(view, inner)]
+    names = view.table_names(max(0, min(14, height - FIXED_LINES)))
+    if names:
+        body += [None, *(_metric(view, name, inner) for name in names)]
     if any(name.startswith(("time/", "system/")) for name in view.latest):
-        parts += [Rule(style="dim"), _time_split(view)]
-    parts += [Text(text, style=LEVEL_STYLES[level], overflow="ellipsis", no_wrap=True) for level, text in view.messages]
-    return Panel(Group(*parts), title=Text(view.title, style="bold"), border_style="blue", box=box.ROUNDED)
+        body += [None, *_time_split(view, inner)]
+    lines = [_edge("╭", f" {view.title} ", "╮", width, colours)]
+    for line in body[: max(1, height - 3)]:
+        if line is None:
+            lines.append(_edge("├", "", "┤", width, colours))
+        else:
+            side = line_of([("│", "blue")], 1, colours=colours)
+            lines.append(f"{side} {line_of(line, inner, colours=colours)} {side}")
+    return [*lines, _edge("╰", "", "╯", width, colours)]
 
 
-def _progress(view: RunView) -> Table:
-    line = Table.grid(expand=True, padding=(0, 1))
-    for ratio in (None, 1, None, None):
-        line.add_column(ratio=ratio, no_wrap=True)
+def _edge(left: str, title: str, right: str, width: int, colours: bool) -> str:
+    title = cut(title, width - 4)
+    rest = "─" * (width - 3 - text_width(title))
+    return line_of([(f"{left}─", "blue"), (title, "bold"), (f"{rest}{right}", "blue")], width, colours=colours)
+
+
+def _progress(view: RunView, width: int) -> Line:
     phase = view.phase_name
     if view.phase_count > 1:
         phase += f" ({view.phase_index + 1}/{view.phase_count}, {view.phase_fraction:.0%})"
-    line.add_row(
-        Text(phase, style="bold"),
-        ProgressBar(total=1.0, completed=view.run_fraction),
-        Text(f"{view.run_fraction:.1%}"),
-        Text(f"ETA {format_duration(view.eta_s)}", style="cyan"),
-    )
-    return line
+    phase = cut(phase, width // 2)
+    percent, eta = f" {view.run_fraction:.1%}", f"  ETA {format_duration(view.eta_s)}"
+    space = max(0, width - text_width(phase) - len(percent) - len(eta) - 1)
+    full = int(view.run_fraction * space)
+    bar: Line = [(FULL * full, "green"), (EMPTY * (space - full), "dim")]
+    return [(f"{phase} ", "bold"), *bar, (percent, ""), (eta, "cyan")]
 
 
-def _counters(view: RunView) -> Table:
-    steps = format_number(view.latest.get("agent_steps"))
-    if view.total:
-        steps += f" / {view.total:,}"
+def activity_words(view: RunView) -> str:
+    """`evaluating 37 of 100`, `compiling kernels 0:12`: what goes on, how far it is, and since when if that is long."""
+    reading = view.reading
+    if reading is None:
+        return ""
+    words = reading.activity
+    if reading.total:
+        words += f" {reading.done:,} of {reading.total:,}"
+    return f"{words} {format_duration(reading.activity_s)}" if reading.activity_s >= 2.0 else words
+
+
+def _activity(view: RunView, width: int) -> Line:
+    speed = view.agent_steps_per_second
+    right = f"{format_number(speed)} steps/s" if speed else ""
+    updates = view.pace.updates_per_second
+    if updates and (not speed or width >= 70):
+        right = f"{updates:,.{0 if updates >= 100 else 1}f} updates/s  {right}".rstrip()
+    left = pad(activity_words(view), max(0, width - len(right) - 1))
+    return [(left, "cyan"), (f" {right}", "")]
+
+
+def _counters(view: RunView, width: int) -> list[Line]:
+    counts = view.counts
+    steps = format_number(counts.agent_steps) + (f" / {view.total:,}" if view.total else "")
     entries = {
         "agent steps": steps,
-        "frames": format_number(view.latest.get("env_frames")),
-        "episodes": format_number(view.latest.get("episodes")),
-        "updates": format_number(view.latest.get("updates")),
-        "wall time": format_duration(view.latest.get("wall_s")),
-        "steps/s": format_number(view.agent_steps_per_second),
+        "time": format_duration(view.wall_s),
+        "updates": format_number(counts.updates),
+        "episodes": format_number(counts.episodes),
+        "frames": format_number(counts.env_frames) if counts.env_frames != counts.agent_steps else "",
     }
-    table = Table.grid(expand=True, padding=(0, 1))
-    for _ in entries:
-        table.add_column(no_wrap=True, justify="center")
-    table.add_row(*[Text(label, style="dim") for label in entries])
-    table.add_row(*[Text(value) for value in entries.values()])
-    return table
+    shown: dict[str, int] = {}  # as many as there is space for
+    for label, value in entries.items():
+        needed = max(len(label), len(value))
+        if value and sum(shown.values()) + 2 * len(shown) + needed <= width:
+            shown[label] = needed
+    space = (width - sum(shown.values())) // max(1, len(shown))
+    return [
+        [(pad(label, shown[label] + space), "dim") for label in shown],
+        [(pad(entries[label], shown[label] + space), "") for label in shown],
+    ]
 
 
-def _metric_table(view: RunView, limit: int) -> Table:
-    table = Table.grid(expand=True, padding=(0, 1))
-    columns = ({"ratio": 1}, {"justify": "right", "min_width": 10}, {"width": 1}, {"min_width": 24}, {"min_width": 14})
-    for column in columns:
-        table.add_column(no_wrap=True, **column)
-    for name in view.table_names(limit):
-        values = list(view.history[name])
-        is_best = name == EVALUATION_RETURN and view.best_evaluation is not None
-        table.add_row(
-            Text(HEADLINES.get(name, name), style="bold" if "return" in HEADLINES.get(name, "") else ""),
-            Text(format_number(values[-1]), style="bold"),
-            Text(change_arrow(values), style="dim"),
-            Text(sparkline(values), style="cyan"),
-            Text(f"best {format_number(view.best_evaluation)}" if is_best else "", style="green"),
-        )
-    return table
+def _metric(view: RunView, name: str, width: int) -> Line:
+    blocks = max(8, min(48, (width - 12) // 3))
+    value = 10 if width < 70 else 12
+    curve = view.curve(name, blocks)
+    space = width - value - blocks - 4
+    note = f"  {curve.note}" if curve.note else ""
+    label = cut(curve.label, max(8, space - len(note)))
+    return [
+        (label, "bold" if curve.is_highlight else ""),
+        (pad(note, space - text_width(label)), "green"),
+        (f"{pad(curve.value, value, right=True)} ", "bold"),
+        (f"{curve.arrow}  ", "dim"),
+        (curve.sparkline, "cyan"),
+    ]
 
 
-def _time_split(view: RunView) -> Table:
+def _time_split(view: RunView, width: int) -> list[Line]:
     found = {section: view.latest.get(f"time/{section}_fraction", 0.0) for section in SPLIT_COLOURS}
-    bar, legend = Text(no_wrap=True), Text()
-    for section, width in zip(found, proportional_widths(list(found.values()), SPLIT_WIDTH), strict=True):
-        bar.append("█" * width, style=SPLIT_COLOURS[section])
-        if found[section] >= 0.005:
-            legend.append(f"{section} {found[section]:.0%}  ", style=SPLIT_COLOURS[section])
-    table = Table.grid(padding=(0, 2))
-    table.add_row(Text("time"), Group(bar, legend))
-    table.add_row(Text("machine"), _system(view))
-    return table
+    lines: list[Line] = [[("time".ljust(LABEL), "")]]
+    for section, blocks in zip(found, proportional_widths(list(found.values()), min(60, width - LABEL)), strict=True):
+        lines[0].append(("█" * blocks, SPLIT_COLOURS[section]))
+    legend = [(f"{section} {part:.0%}", SPLIT_COLOURS[section]) for section, part in found.items() if part >= 0.005]
+    return [*lines, *_wrapped(legend, width), *_machine(view, width)]
 
 
-def _system(view: RunView) -> Text:
-    units = {"cpu_percent": "CPU {:.0f} %", "ram_gib": "RAM {:.1f} GiB"}
-    units |= {"gpu_percent": "GPU {:.0f} %", "gpu_memory_gib": "GPU memory {:.1f} GiB"}
+def _wrapped(words: list[Span], width: int) -> list[Line]:
+    """Words below each other's beginning, as many in a line as fit."""
+    lines: list[Line] = []
+    used = width
+    for text, style in words:
+        if used + len(text) + 2 > width:
+            lines.append([(" " * LABEL, "")])
+            used = LABEL - 2
+        lines[-1].append((("  " if used >= LABEL else "") + text, style))
+        used += len(text) + 2
+    return lines
+
+
+def _machine(view: RunView, width: int) -> list[Line]:
+    units = {"cpu_percent": "CPU {:.0f}%", "ram_gib": "RAM {:.1f} GiB"}
+    units |= {"gpu_percent": "GPU {:.0f}%", "gpu_memory_gib": "GPU memory {:.1f} GiB"}
     shown = [form.format(view.latest[f"system/{key}"]) for key, form in units.items() if f"system/{key}" in view.latest]
-    return Text("   ".join(shown), style="dim")
+    if view.display_fraction is not None:
+        shown.append(f"display {view.display_fraction:.1%}")
+    return [[("machine".ljust(LABEL), ""), ("   ".join(shown), "dim")]] if shown else []
+
+
+def one_line(view: RunView) -> str:
+    """The whole run in one line, for places that have no screen to paint on."""
+    full = int(view.run_fraction * 20)
+    steps = format_number(view.counts.agent_steps) + (f" / {view.total:,}" if view.total else "")
+    parts = [f"{FULL * full}{EMPTY * (20 - full)} {view.run_fraction:.1%}", f"{steps} steps"]
+    if view.agent_steps_per_second:
+        parts.append(f"{format_number(view.agent_steps_per_second)}/s")
+    parts += [f"{view.curve(name, 8).label} {view.curve(name, 8).value}" for name in view.table_names(3)]
+    parts += [words for words in (activity_words(view),) if words]
+    return " · ".join([*parts, f"{format_duration(view.wall_s)}, ETA {format_duration(view.eta_s)}"])
 
 
 def render_summary(
-    title: str, facts: Mapping[str, str], paths: Mapping[str, str], commands: Mapping[str, str]
-) -> Panel:
-    """Facts, then where the files lie, then what to type next."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    title: str,
+    facts: Mapping[str, str],
+    paths: Mapping[str, str],
+    commands: Mapping[str, str],
+    *,
+    columns: int,
+    colours: bool = True,
+) -> list[str]:
+    """Facts, where the files lie, what to type next. A path or command that does not fit beside its label has a line of
+    its own, which the terminal may break where it likes: what is copied from there is whole."""
+    space = max(len(label) for label in [*facts, *paths, *commands]) + 4
+    rest = "─" * max(0, columns - text_width(title) - 5)
+    lines = [line_of([("─── ", "green"), (title, "bold green"), (f" {rest}", "green")], columns, colours=colours)]
     for style, entries in (("bold", facts), ("cyan", paths), ("green", commands)):
         for label, value in entries.items():
-            table.add_row(label, Text(printable(value), style=style))
-    return Panel(table, title=Text(title, style="bold"), border_style="green", box=box.ROUNDED, expand=False)
+            head = line_of([(f"  {label}", "dim")], space, colours=colours)
+            parts = wrap(value, max(20, columns - space)) if entries is facts else [value]
+            shown = [line_of([(part, style)], text_width(part), colours=colours) for part in parts]
+            if all(space + text_width(part) <= columns for part in parts):
+                lines += [
+                    before + part for before, part in zip([head, *[" " * space] * len(shown)], shown, strict=False)
+                ]
+            else:
+                lines += [head.rstrip(), *shown]
+    return lines

@@ -1,4 +1,4 @@
-"""A run on the terminal: a live panel for a person, plain lines for a file, or silence."""
+"""A run on the terminal: a live panel for a person, a line in a notebook, plain lines for a file, or silence."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from threading import Lock
+from typing import IO
 
-from rl_lab.metrics.view import EVALUATION_RETURN, RunView
+from rl_lab.metrics.notebook import NotebookLine, in_notebook
+from rl_lab.metrics.pace import Reading
+from rl_lab.metrics.panel import activity_words, one_line, render_panel, render_summary
+from rl_lab.metrics.plain import plain_line
+from rl_lab.metrics.relay import Redirection
+from rl_lab.metrics.view import EVALUATION_RETURN, TRAINING_RETURN, RunView
 from rl_lab.metrics.writers import Level, Row, Writer
 from rl_lab.types import ConfigError, StateTree, did_you_mean
-from rl_lab.utils.formatting import format_duration, format_number
+from rl_lab.utils.formatting import format_duration
+from rl_lab.utils.reports import REPORTS_VARIABLE, report_line
+from rl_lab.utils.screen import Screen, line_of, size_of, text_width
 from rl_lab.utils.text import printable
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.live import Live
+from rl_lab.utils.ticker import Ticker
 
 MODES = ("auto", "live", "plain", "quiet")
-INTERVAL_S = {"live": 0.25, "plain": 2.0}  # between frames, between lines
-COST_LIMIT = 0.01  # fraction of the time that showing may take
-PLAIN_COLUMNS = {
-    "collect/episode_return_mean": "return",
-    EVALUATION_RETURN: "eval",
-    "collect/episode_length_mean": "length",
-    "controller/entropy": "entropy",
-    "controller/approx_kl": "KL",
-}
-WORLD_MODEL_KL = "train/model_kl"  # in the place of the policy's, which a world model's workflow does not have
+TICKING = {"live": 0.25, "notebook": 0.5, "reports": 0.5}  # modes with a thread, and seconds between its frames
+SECONDS_BETWEEN_LINES = 2.0
+LEVEL_STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 
 
 class LiveDisplay(Writer):
     """A writer for people.
 
-    live   a panel, drawn by whoever calls (no thread), at most four times a second and for at most 1 % of the time
-    plain  one aligned line per row, at most every two seconds, and always the last
-    quiet  nothing
-    auto   live on a terminal, plain elsewhere
+    live      a panel, painted four times a second by a thread of its own, whatever the rows do
+    plain     one aligned line per row, at most every two seconds, and always the last
+    quiet     nothing
+    auto      live on a terminal, a line that is written over in a notebook, plain elsewhere
     """
 
     name = "terminal"
@@ -51,69 +51,124 @@ class LiveDisplay(Writer):
         title: str,
         total: int | None = None,
         mode: str = "auto",
+        highlight: Sequence[str] = (),
+        digits: int = 4,
         stream: IO[str] | None = None,
-        console: Console | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """total is the run's agent steps, where known; console (for live) and stream (for plain) default to stdout."""
+        """total is the run's agent steps, where known; highlight names metrics to show first; stream defaults to
+        stdout."""
         if mode not in MODES:
             raise ConfigError(f"Display mode '{mode}' is unknown: write {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
-        self.view = RunView(title=printable(title), total=total)
-        self._stream = stream or (console.file if console is not None else sys.stdout or io.StringIO())
+        self.view = RunView(title=printable(title), total=total, highlight=tuple(highlight), digits=digits)
+        self._stream = stream or sys.stdout or io.StringIO()
         self.on_failure: Callable[[str], None] = lambda sentence: None  # called when the terminal is gone
-        is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self.mode = ("live" if is_terminal else "plain") if mode == "auto" else mode
-        self._console = console
-        self._live: Live | None = None
+        self.mode = self._find_mode() if mode == "auto" else mode
+        self._failures: deque[str] = deque()  # noticed by the thread, told by the run's own
+        self._probe: Callable[[], Reading] | None = None
+        self._ticker: Ticker | None = None
+        self._cost: float | None = None
+        self._screen, self._line = Screen(self._stream), NotebookLine()
+        self._above: deque[str] = deque()  # lines that wait to appear above the panel
+        self._redirection = Redirection(self._above.append)
+        self._lock = Lock()  # around the view: held for a row or for composing a frame, never while writing one
+        self._colours = not os.environ.get("NO_COLOR")
         self._clock = clock
         self._due_at = clock()
         self._has_news = False
         self._is_closed = False
 
+    def _find_mode(self) -> str:
+        if os.environ.get(REPORTS_VARIABLE):
+            return "reports"
+        if self._stream.isatty() and os.environ.get("TERM") != "dumb":
+            return "live"
+        return "notebook" if self._stream is sys.stdout and in_notebook() else "plain"
+
     # --- what the run reports
 
+    def start(self, probe: Callable[[], Reading]) -> None:
+        """Show the run from now on, reading its counters with `probe`, from a thread where somebody watches."""
+        self._probe = probe
+        if self.mode in TICKING and self._ticker is None and not self._is_closed:
+            if self.mode == "live" and self._stream is sys.stdout:
+                self._redirection.start()
+            self._ticker = Ticker(self._frame, TICKING[self.mode], on_fork=self._fall_silent)
+            self._ticker.start()
+
     def write(self, row: Row) -> None:
-        self.view.take(row)
-        self._take_news()
+        with self._lock:
+            self.view.take(row)
+        self._tell_failures()
+        self._has_news = True
+        if self.mode == "plain" and not self._is_closed and self._clock() >= self._due_at:
+            self.flush()
 
     def update_progress(self, fraction: float, phase_name: str, phase_index: int, phase_count: int) -> None:
-        """fraction is of the current phase; phase_index counts from 0. Cheap enough for every cycle."""
+        """fraction is of the current phase; phase_index counts from 0."""
         view = self.view
         view.phase_fraction, view.phase_name = fraction, printable(phase_name)
         view.phase_index, view.phase_count = phase_index, phase_count
-        if self.mode == "live":  # a plain line waits for numbers
-            self._take_news()
 
     def message(self, text: str, level: Level = "info") -> None:
-        """The panel keeps the last few; plain lines print each at once."""
-        if level == "detail":
+        """A sentence, whole: above the panel, or among the plain lines."""
+        self._tell_failures()
+        if level == "detail" or self.mode == "quiet":
             return
-        text = printable(text, keep="\n")
-        self.view.messages.append((level, text))
-        if self.mode == "plain" or (self.mode == "live" and self._is_closed):
-            self._print(text if level == "info" else f"{level}: {text}")
-        elif self.mode == "live":
-            self._take_news()
+        text = printable(text if level == "info" else f"{level}: {text}", keep="\n")
+        if self.mode == "live" and self._ticker is not None:
+            lines = text.split("\n")
+            self._above.extend(
+                line_of([(line, LEVEL_STYLES[level])], text_width(line), colours=self._colours) for line in lines
+            )
+        else:
+            self._print(text)
 
     def get_state(self) -> StateTree:
         return self.view.get_state()
 
     def set_state(self, state: StateTree) -> None:
-        self.view.set_state(state)
+        with self._lock:
+            self.view.set_state(state)
 
     def flush(self) -> None:
-        """Show what is new, due or not."""
-        if self._has_news and not self._is_closed:
-            self._show()
+        """Show what is new, due or not; where a thread shows it, that is soon enough."""
+        is_ours = self._ticker is None or self.mode == "plain"  # a terminal that could not show the panel gets lines
+        if is_ours and self._has_news and not self._is_closed:
+            self._due_at = self._clock() + SECONDS_BETWEEN_LINES
+            self._has_news = False
+            if self.mode == "plain":
+                self._print(plain_line(self.view))
+            elif self.mode in TICKING:
+                self._frame()
 
     def close(self) -> None:
-        """Show the last row and give the terminal back. The view stays for `summary`."""
+        """Show the last row, end the thread and give the terminal back. The view stays for `summary`."""
+        if self._is_closed:
+            return
+        ticker = self._ticker
+        if ticker is not None:
+            if not ticker.stop():
+                self.mode = "quiet"
+                self._failures.append("nothing more is shown: the terminal takes no output")
+            self._cost = ticker.cost
+            self._redirection.stop()
+            self._ticker = None
+            self._frame(is_last=True)
         self.flush()
         self._is_closed = True
-        live, self._live = self._live, None
-        if live is not None:
-            with self._without_failing():
-                live.stop()
+        self._screen.leave()
+        self._tell_failures()
+
+    @property
+    def cost(self) -> float | None:
+        """CPU time of the display's thread as a fraction of the time it showed something; None where there was none."""
+        return self._ticker.cost if self._ticker is not None else self._cost
+
+    @property
+    def frames(self) -> int:
+        """How often the thread has shown the run so far."""
+        return self._ticker.ticks if self._ticker is not None else 0
 
     # --- the end of a run
 
@@ -123,65 +178,64 @@ class LiveDisplay(Writer):
         agent_steps: int,
         seconds: float,
         score: float | None = None,
+        facts: Mapping[str, str] | None = None,
         paths: Mapping[str, Path] | None = None,
         commands: Mapping[str, str] | None = None,
         title: str = "Finished",
     ) -> None:
         """Close the display, then say what the run did, where its files lie, and what to type next.
 
-        paths and commands are label -> path and label -> command line, in the order to show them.
+        facts, paths and commands are label -> sentence, path or command line, in the order to show them.
         """
         self.close()
-        facts = {"agent steps": f"{agent_steps:,}", "time": f"{format_duration(seconds)} ({seconds:,.1f} s)"}
+        known = {"agent steps": f"{agent_steps:,}", "time": f"{format_duration(seconds)} ({seconds:,.1f} s)"}
         if score is not None:
-            facts["evaluation score"] = f"{score:,.2f}"
+            known["evaluation score"] = f"{score:,.2f}"
+        facts = {**known, **(facts or {})}
         shown, commands = {label: _from_here(path) for label, path in (paths or {}).items()}, commands or {}
         if self.mode == "live":
-            from rl_lab.metrics.panel import render_summary
-
+            texts = [{label: printable(text) for label, text in each.items()} for each in (facts, shown, commands)]
+            columns = min(size_of(self._stream).columns, 120)
             with self._without_failing():
-                self._rich_console().print(render_summary(title, facts, shown, commands))
-        elif self.mode == "plain":
+                self._stream.write(
+                    "\n".join(render_summary(title, *texts, columns=columns, colours=self._colours)) + "\n"
+                )
+                self._stream.flush()
+        elif self.mode in ("plain", "notebook"):
             lines = {**facts, **shown, **commands}
             width = max(len(label) for label in lines)
             self._print("\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines.items())]))
+        self._tell_failures()
 
     # --- showing
 
-    def _take_news(self) -> None:
-        self._has_news = True
-        if self._clock() >= self._due_at and not self._is_closed:
-            self._show()
-
-    def _show(self) -> None:
-        begin = self._clock()
-        if self.mode == "live":
-            self._draw()
-        elif self.mode == "plain":
-            self._print(plain_line(self.view))
-        self._has_news = False
-        end = self._clock()
-        # A frame that took 10 ms is followed by a second of rest: slow terminals get fewer frames, not slower runs.
-        self._due_at = begin + max(INTERVAL_S.get(self.mode, 0.0), (end - begin) / COST_LIMIT)
-
-    def _draw(self) -> None:
-        from rich.live import Live
-
-        from rl_lab.metrics.panel import render_panel
-
-        console = self._rich_console()
+    def _frame(self, *, is_last: bool = False) -> None:
+        """Look at the run and show it once; called by the thread, and by the run's own before and after it."""
+        if self.mode not in TICKING:
+            return
+        reading = None if self._probe is None else self._probe()
+        size = size_of(self._stream)
+        with self._lock:
+            if reading is not None:
+                self.view.look(replace(reading, activity="", activity_s=0.0, total=0) if is_last else reading)
+            self.view.display_fraction = self.cost
+            lines = self._compose(size.columns, size.lines)
         with self._without_failing():
-            if self._live is None:
-                self._live = Live(console=console, auto_refresh=False)
-                self._live.start()
-            self._live.update(render_panel(self.view, height=console.size.height), refresh=True)
+            if self.mode == "live":
+                above = list(self._above)
+                self._screen.paint(lines, columns=size.columns, above=above)
+                for _ in above:  # shown: others may have come meanwhile
+                    self._above.popleft()
+            elif self.mode == "notebook":
+                self._line.show(lines[0])
+            elif self.mode == "reports":
+                self._stream.write(f"{lines[0]}\n")
+                self._stream.flush()
 
-    def _rich_console(self) -> Console:
-        if self._console is None:
-            from rl_lab.metrics.panel import NonExitingConsole
-
-            self._console = NonExitingConsole(file=self._stream, force_terminal=True)
-        return self._console
+    def _compose(self, columns: int, height: int) -> list[str]:
+        if self.mode == "live":
+            return render_panel(self.view, columns=columns, height=height, colours=self._colours)
+        return [report_of(self.view) if self.mode == "reports" else one_line(self.view)]
 
     def _print(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -195,37 +249,47 @@ class LiveDisplay(Writer):
         try:
             yield
         except UnicodeEncodeError:  # blocks and frames on a terminal of another alphabet
-            self._leave("plain", "the terminal cannot show the live display")
+            self.mode = "plain"
+            self._failures.append("the terminal cannot show the live display")
+            self._redirection.stop()
+            for _ in range(len(self._above)):
+                self._print(self._above.popleft())
         except (OSError, ValueError) as error:
             if not isinstance(error, OSError) and not self._stream.closed:
                 raise
-            self._leave("quiet", f"nothing more is shown: the terminal or its reader is gone ({error})")
+            self.mode = "quiet"
+            self._redirection.stop()
+            self._failures.append(f"nothing more is shown: the terminal or its reader is gone ({error})")
             with suppress(OSError, ValueError):  # what waits in the buffer must not fail again when Python ends
                 if os.fstat(self._stream.fileno()):
                     nowhere = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(nowhere, self._stream.fileno())
                     os.close(nowhere)
 
-    def _leave(self, mode: str, sentence: str) -> None:
-        self.mode = mode
-        live, self._live = self._live, None
-        if live is not None:
-            with suppress(OSError, ValueError):
-                live.stop()  # gives sys.stdout back, whatever it can still write
-        self.on_failure(sentence)
+    def _tell_failures(self) -> None:
+        while self._failures:
+            self.on_failure(self._failures.popleft())
+
+    def _fall_silent(self) -> None:
+        """In a forked child: the terminal is the parent's."""
+        self._lock = Lock()
+        self.mode, self._ticker = "quiet", None
+        self._redirection.stop()
 
 
-def plain_line(view: RunView) -> str:
-    """One line whose columns stay in place from row to row."""
-    phase = f"{view.phase_name:<12}  " if view.phase_count > 1 else ""
-    shown = {"controller/approx_kl": view.latest.get(WORLD_MODEL_KL), **view.latest}
-    columns = [
-        f"{view.run_fraction:>6.1%}  {phase}{view.latest.get('agent_steps', 0):>11,} steps",
-        f"{format_number(view.agent_steps_per_second):>9}/s",
-        *(f"{label} {format_number(shown.get(name)):>8}" for name, label in PLAIN_COLUMNS.items()),
-        f"ETA {format_duration(view.eta_s):>8}",
-    ]
-    return "  ".join(columns)
+def report_of(view: RunView) -> str:
+    """One look at a run for whoever shows many of them."""
+    return report_line(
+        {
+            "fraction": view.run_fraction,
+            "agent_steps": view.counts.agent_steps,
+            "steps_per_second": view.agent_steps_per_second,
+            "return": view.latest.get(TRAINING_RETURN),
+            "score": view.latest.get(EVALUATION_RETURN),
+            "activity": activity_words(view),
+            "eta_s": view.eta_s,
+        }
+    )
 
 
 def _from_here(path: Path) -> str:

@@ -130,7 +130,7 @@ class Housekeeping:
         if counts.agent_steps >= self.evaluation.warmup_steps and self._marks["evaluation"].due(counts, session_s):
             self.evaluate_now()
         if self._marks["film"].due(counts, session_s):
-            with self.stopwatch.section("evaluation"), untouched_randomness():
+            with self.stopwatch.section("evaluation"), self.stopwatch.section("film"), untouched_randomness():
                 self._films.film(counts)
         is_log_due = self._marks["log"].due(counts, session_s)
         reason = self.stopping.reason(

@@ -120,6 +120,7 @@ class CapturedMethod:
         self.device = device
         self.backend = backend
         self.recordings: dict[Hashable, Recording] = {}
+        self.preparing = ""  # what goes on before a replay, in words, for whoever shows the run
 
     def __call__(self, batch: Batch, numbers: Batch, **choices: bool | int | str) -> Batch:
         if torch.is_anomaly_enabled():  # it looks at every operation, which a replay does not show
@@ -138,8 +139,13 @@ class CapturedMethod:
         recording.calls += 1
         if recording.graph is None:
             if recording.calls <= WARM_UP_CALLS:
-                return self.backend.warm_up(recording.run).copied()
+                self.preparing = "compiling kernels"
+                outputs = self.backend.warm_up(recording.run).copied()
+                self.preparing = ""
+                return outputs
+            self.preparing = "recording a CUDA graph"
             recording.graph, recording.outputs = self._capture(recording.run)
+            self.preparing = ""
         self.backend.replay(recording.graph)
         return recording.outputs.copied()
 

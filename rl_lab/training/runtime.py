@@ -92,6 +92,11 @@ class Runtime:
                 self._captured.append(captured)
                 setattr(owner, name, captured)
 
+    @property
+    def preparing(self) -> str:
+        """What is being compiled or recorded just now, in words; empty when nothing is."""
+        return next((captured.preparing for captured in list(self._captured) if captured.preparing), "")
+
     def forget_captures(self) -> None:
         """Record anew from the next call on: what is frozen has changed, or a state was put back."""
         if any(captured.recordings for captured in self._captured) and self.device.type == "cuda":

@@ -42,15 +42,15 @@ def _block(value: float, low: float, high: float) -> str:
     return BLOCKS[min(int(height[0] / height[1] * len(BLOCKS)), len(BLOCKS) - 1)]
 
 
-def change_arrow(values: Sequence[float]) -> str:
-    """Whether the newest value went up, down or stayed; nothing before there are two."""
-    if len(values) < 2 or not math.isfinite(values[-1] - values[-2]):
+def arrow_of(curve: str) -> str:
+    """Whether a sparkline's newest block is higher, lower or as high as the one before it; a space for fewer."""
+    if len(curve) < 2 or " " in curve[-2:]:
         return " "
-    return "→" if values[-1] == values[-2] else "↑" if values[-1] > values[-2] else "↓"
+    return "→" if curve[-1] == curve[-2] else "↑" if curve[-1] > curve[-2] else "↓"
 
 
-def format_number(value: float | int | None) -> str:
-    """About four digits: 12,345 · 123.4 · 1.234 · 0.0123 · 1.2e-05."""
+def format_number(value: float | int | None, digits: int = 4) -> str:
+    """About so many digits, here four: 12,345 · 123.4 · 1.234 · 0.0123 · 1.23e-05."""
     if value is None:
         return MISSING
     if not math.isfinite(value):
@@ -59,8 +59,10 @@ def format_number(value: float | int | None) -> str:
     if value == int(value) and size < 1e9:
         return f"{int(value):,}"
     if size >= 1e7 or size < 1e-3:
-        return f"{value:.2e}"
-    return f"{value:,.0f}" if size >= 1e4 else f"{value:,.1f}" if size >= 100 else f"{value:.{3 if size >= 1 else 4}f}"
+        return f"{value:.{max(0, digits - 2)}e}"
+    if size >= 10.0**digits:
+        return f"{value:,.0f}"
+    return f"{value:,.{max(0, digits - (3 if size >= 100 else 1 if size >= 1 else 0))}f}"
 
 
 def format_duration(seconds: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from cli_fakes import Calls
 
-from rl_lab.cli.collect import _progress
 from rl_lab.experiment.collect import Dataset
 
 WRITTEN = Dataset("data/a", Path("data/a"), "CartPole-v1", "random", 105, 100, 4, 1, 20.5, 9.0, 31.0, 4321)
@@ -95,16 +93,3 @@ def test_an_experiment_without_its_dataset_is_passed_over_by_the_check(
     assert answer.code == 0 and answer.out.startswith(
         "skip  dqn_cartpole_offline  There is no dataset at data/cartpole"
     )
-
-
-def test_progress_is_shown_where_somebody_watches(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _progress("episodes", is_quiet=False)(1, 4)
-    assert capsys.readouterr().err == "", "not into a file"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    show = _progress("episodes", is_quiet=False)
-    show(1, 4)
-    show(2, 4)
-    show(4, 4)
-    assert capsys.readouterr().err == "\r  1 of 4 episodes (25%)\r  4 of 4 episodes (100%)\n", "not too often"
-    _progress("episodes", is_quiet=True)(4, 4)
-    assert capsys.readouterr().err == ""

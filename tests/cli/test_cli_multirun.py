@@ -94,6 +94,18 @@ def test_one_failure_fails_the_sweep_and_the_others_run(
     assert table["seed=1"][1:5] == ["failed", "(exit", "code", "1)"]
 
 
+def test_scores_are_averaged_over_the_seeds_of_each_setting(tmp_path: Path) -> None:
+    scores = {"seed=0 a.rate=1": 400.0, "seed=1 a.rate=1": 500.0, "seed=0 a.rate=2": 100.0, "seed=1 a.rate=2": None}
+    members = [Member(label, f"r{index}", []) for index, label in enumerate(scores)]
+    for run, score in zip(members, scores.values(), strict=True):
+        directory = RunDirectory.create(tmp_path, run_id=run.run_id, name="x", seed=0)
+        directory.write_status("finished", best_score=score and score + 10, final_score=score)
+    lines = [line.split() for line in multirun.seeds_summary(members, tmp_path).splitlines()]
+    assert lines[1] == ["rate=1", "2", "450.0", "±", "70.71", "460.0", "±", "70.71"]
+    assert lines[2] == ["rate=2", "1", "100.0", "110.0"]
+    assert multirun.seeds_summary(members[2:], tmp_path) == ""
+
+
 def test_all_well_is_zero_and_quiet_says_only_what_the_children_say(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

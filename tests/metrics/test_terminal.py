@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+import yaml
 
+import rl_lab
+from rl_lab.metrics.names import meaning_of
+from rl_lab.metrics.pace import Pace, Reading
+from rl_lab.metrics.plain import plain_line
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.view import RunView
 from rl_lab.metrics.writers import Row
-from rl_lab.types import ConfigError
-from rl_lab.utils.formatting import change_arrow, format_duration, format_number, proportional_widths, sparkline
+from rl_lab.types import ConfigError, Counts
+from rl_lab.utils.formatting import arrow_of, format_duration, format_number, proportional_widths, sparkline
 from rl_lab.utils.tree import equal
 
 
@@ -62,13 +66,16 @@ def full_row(agent_steps: int) -> Row:
     )
 
 
-def live_display(clock: Clock | None = None, **settings: Any) -> tuple[LiveDisplay, StringIO]:
-    stream = StringIO()
-    console = Console(file=stream, force_terminal=True, width=100, height=50)
-    display = LiveDisplay(
-        title="ppo [CartPole-v1]", mode="live", console=console, clock=clock or Clock(), **{"total": 1000, **settings}
-    )
+def live_display(**settings: Any) -> tuple[LiveDisplay, StringIO]:
+    stream = TerminalStream()
+    display = LiveDisplay(title="ppo [CartPole-v1]", mode="live", stream=stream, **{"total": 1000, **settings})
     return display, stream
+
+
+@pytest.fixture(autouse=True)
+def a_large_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "50")
 
 
 # --- formatting
@@ -132,8 +139,22 @@ def test_format_duration(seconds: float | None, expected: str) -> None:
     assert format_duration(seconds) == expected
 
 
+def test_an_arrow_agrees_with_the_end_of_its_sparkline() -> None:
+    """The newest value fell a little, but the curve's end, which is what a person sees, rises."""
+    curve = sparkline([0, 0, 0, 0, 9, 8], width=3)
+    assert curve == "▁▁█" and arrow_of(curve) == "↑"
+    assert arrow_of("▁▁▁█▄") == "↓" and arrow_of("▂█▄▄") == "→"
+
+
+def test_precision_is_the_number_of_digits() -> None:
+    assert [format_number(1.23456, digits) for digits in (2, 3, 6)] == ["1.2", "1.23", "1.23456"]
+    assert [format_number(1234.56, digits) for digits in (2, 6)] == ["1,235", "1,234.560"]
+    assert format_number(1.23456e-7, 6) == "1.2346e-07"
+
+
 def test_arrows_and_widths() -> None:
-    assert [change_arrow(values) for values in ([], [1], [1, 2], [2, 1], [1, 1], [math.nan, 1])] == list("  ↑↓→ ")
+    histories: list[list[float]] = [[], [1], [1, 2], [2, 1], [1, 1], [math.nan, 1]]
+    assert [arrow_of(sparkline(values)) for values in histories] == list("  ↑↓→ ")
     assert proportional_widths([0.5, 0.25, 0.25], 8) == [4, 2, 2]
     assert sum(proportional_widths([1 / 3, 1 / 3, 1 / 3], 10)) == 10
     assert proportional_widths([0.8, 0.8], 10) == [8, 2]
@@ -144,7 +165,8 @@ def test_arrows_and_widths() -> None:
 
 def test_plain_lines_are_aligned_and_come_every_two_seconds_and_at_the_end() -> None:
     clock, stream = Clock(), StringIO()
-    display = LiveDisplay(title="run", total=1000, mode="plain", stream=stream, clock=clock)
+    shown = ("controller/entropy", "controller/approx_kl")
+    display = LiveDisplay(title="run", total=1000, mode="plain", stream=stream, clock=clock, highlight=shown)
     display.write(row(100, collect__episode_return_mean=21.5))
     display.update_progress(0.1, "main", 0, 1)
     clock.now += 1.0
@@ -156,17 +178,40 @@ def test_plain_lines_are_aligned_and_come_every_two_seconds_and_at_the_end() -> 
     display.close()
     display.close()
     first, second, last = stream.getvalue().splitlines()
-    assert " ".join(first.split()) == "10.0% 100 steps 100/s return 21.500 eval – length – entropy – KL – ETA 0:09"
-    assert "return    123.4  eval      500" in second
-    assert "return    200.2  eval      500" in last and last.lstrip().startswith("40.0%")
-    assert len({len(line) for line in (first, second, last)}) == 1
-    assert [line.index("ETA") for line in (first, second)] == [last.index("ETA")] * 2
+    assert " ".join(first.split()) == "10.0% 100 steps 100/s return 21.500 entropy – KL – len – ETA 0:09"
+    assert "return  123.4  eval    500" in second
+    assert "return  200.2  eval    500" in last and last.lstrip().startswith("40.0%")
+    assert len(second) == len(last) <= 100 and second.index("ETA") == last.index("ETA")
 
 
-def test_a_world_models_divergence_stands_where_a_policys_would() -> None:
-    stream = StringIO()
-    LiveDisplay(title="run", mode="plain", stream=stream, clock=Clock()).write(row(100, train__model_kl=1.25))
-    assert "KL 1.250" in " ".join(stream.getvalue().split())
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ("ppo", "return entropy KL len"),
+        ("dqn", "return epsilon value len"),
+        ("sac", "return temperature entropy"),
+        ("dreamer", "return model KL reconstruction"),
+        ("bandit", "return best arm regret"),
+    ],
+)
+def test_a_plain_line_has_the_algorithms_own_metrics_in_100_columns(algorithm: str, expected: str) -> None:
+    shipped = yaml.safe_load((Path(rl_lab.__file__).parent / "configs" / "algorithm" / f"{algorithm}.yaml").read_text())
+    highlight = shipped["logging"]["highlight"]
+    view = RunView(title="run", total=100_000_000, highlight=highlight)
+    values = dict.fromkeys(("collect/episode_return_mean", *highlight), -1234.5678)
+    view.take({**row(1_234_567, time__eta_s=754.0), **values})
+    line = plain_line(view)
+    assert len(line) <= 100 and line.isprintable()
+    words = " ".join(word for word in line.split("/s")[1].split("ETA")[0].split() if word.isalpha())
+    assert words.startswith(expected), words
+    assert all(meaning_of(name) is not None for name in highlight)
+
+
+def test_a_plain_line_never_ends_on_no_speed() -> None:
+    view = RunView(title="run", total=1000)
+    view.take(row(1000, time__agent_steps_per_second=321.0))
+    view.take(row(1000, time__agent_steps_per_second=0.0, eval__episode_return_mean=500.0))
+    assert "   321/s" in plain_line(view) and "eval    500" in plain_line(view)
 
 
 def test_plain_messages_are_printed_at_once() -> None:
@@ -183,7 +228,7 @@ def test_a_plain_line_names_the_phase_when_there_are_several() -> None:
     display = LiveDisplay(title="run", mode="plain", stream=stream, clock=Clock())
     display.update_progress(0.5, "warm up", 0, 2)
     display.write(row(100))
-    assert stream.getvalue().startswith(" 25.0%  warm up")
+    assert stream.getvalue().startswith("25.0%  warm up")
 
 
 def test_quiet_says_nothing() -> None:
@@ -234,53 +279,31 @@ def test_the_panel_shows_progress_counters_metrics_time_and_messages() -> None:
         "▁▆█",
         "best -10",
         "entropy",
-        "controller/policy_std",
+        "policy std",
         "nan",
         "environment 50%",
         "update 30%",
         "overhead 20%",
-        "CPU 87 %",
+        "CPU 87%",
         "RAM 1.2 GiB",
         "environment 3 was restarted",
     ):
         assert text in shown, text
-    assert shown.index("episode return") < shown.index("entropy") < shown.index("controller/policy_std")
+    assert shown.index("episode return") < shown.index("entropy") < shown.index("policy std")
 
 
-def test_frames_come_at_most_four_times_a_second_and_only_with_news() -> None:
-    clock = Clock()
-    display, stream = live_display(clock)
-    display.write(row(1))
-    size = len(stream.getvalue())
-    clock.now += 0.1
-    display.write(row(2))
-    display.update_progress(0.1, "main", 0, 1)
-    assert len(stream.getvalue()) == size
-    clock.now += 0.2
-    display.update_progress(0.2, "main", 0, 1)
-    size_after = len(stream.getvalue())
-    assert size_after > size
-    clock.now += 10.0
-    display.flush()
-    assert len(stream.getvalue()) == size_after
-    display.close()
+def test_highlights_are_shown_first_and_what_never_changes_last() -> None:
+    view = RunView(title="run", highlight=("loss/value", "controller/mine"))
+    for step in range(3):
+        view.take(row(step, train__epochs_done=4, controller__entropy=step, loss__value=step, controller__mine=step))
+    assert view.table_names(9) == ["loss/value", "controller/mine", "controller/entropy", "train/epochs_done"]
+    assert view.curve("controller/mine", 8).label == "mine" and view.curve("controller/mine", 8).is_highlight
 
 
-def test_slow_frames_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    display, _ = live_display(clock)
-    frames: list[float] = []
-
-    def slow_draw() -> None:
-        frames.append(clock.now)
-        clock.now += 0.02
-
-    monkeypatch.setattr(display, "_draw", slow_draw)
-    begin = clock.now
-    while clock.now < begin + 20.0:
-        display.write(row(1))
-        clock.now += 0.01
-    assert 0.02 * len(frames) <= 0.011 * 20.0
+def test_the_precision_of_the_config_is_used_everywhere() -> None:
+    view = RunView(title="run", digits=2)
+    view.take(row(1, loss__value=1.23456))
+    assert view.curve("loss/value", 8).value == "1.2"
 
 
 def test_messages_after_the_end_are_still_shown() -> None:
@@ -289,14 +312,6 @@ def test_messages_after_the_end_are_still_shown() -> None:
     display.close()
     display.message("resume with: rl-lab resume run_1")
     assert stream.getvalue().endswith("resume with: rl-lab resume run_1\n")
-
-
-def test_the_display_makes_its_own_console(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = TerminalStream()
-    display = LiveDisplay(title="run", mode="live", stream=stream)
-    display.write(full_row(100))
-    display.close()
-    assert "episode return" in stream.getvalue()
 
 
 def test_curves_go_on_after_a_resume() -> None:
@@ -323,14 +338,59 @@ def test_progress_without_a_total_counts_phases_alike() -> None:
     assert RunView(title="run").eta_s is None
 
 
+# --- pace
+
+
+def reading(wall_s: float, steps: int, **settings: Any) -> Reading:
+    return Reading(Counts(agent_steps=steps, updates=steps // 10), wall_s, run_fraction=steps / 1000, **settings)
+
+
+def test_an_evaluation_does_not_change_the_speed_of_training() -> None:
+    pace = Pace()
+    for second in range(5):
+        pace.take(reading(second, second * 100))
+    for second in range(5, 60):
+        pace.take(reading(second, 400, is_training=False))
+    assert pace.agent_steps_per_second == 100.0 and pace.updates_per_second == 10.0
+
+
+def test_a_slow_run_has_a_speed_and_a_fast_one_forgets_its_past() -> None:
+    slow = Pace()
+    for second in range(120):
+        slow.take(reading(second, 50 if second >= 100 else 0))
+    assert slow.agent_steps_per_second == pytest.approx(50 / 20, rel=0.1)
+    pace = Pace()
+    for second in range(100):
+        pace.take(reading(second, second if second < 50 else 50 + (second - 50) * 10))
+    assert pace.agent_steps_per_second == pytest.approx(10.0)
+
+
+def test_the_time_left_falls_with_the_run_and_then_follows_the_evaluation() -> None:
+    pace = Pace()
+    for second in range(11):
+        pace.take(reading(second, second * 50))
+    assert pace.eta_s(reading(10, 500)) == pytest.approx(10.0)
+    assert pace.eta_s(reading(20, 1000, done=25, total=100, activity_s=5.0)) == pytest.approx(15.0)
+    assert pace.eta_s(reading(20, 500, done=50, total=100, activity_s=5.0, is_ending=True)) == pytest.approx(5.0)
+    assert pace.eta_s(reading(20, 1000)) is None
+
+
+def test_counters_move_between_rows_and_never_back() -> None:
+    view = RunView(title="run", total=1000)
+    view.take(row(100))
+    view.look(reading(2.0, 150))
+    assert view.counts.agent_steps == 150 and view.run_fraction == 0.15 and view.wall_s == 2.0
+    view.look(reading(2.5, 120))
+    assert view.counts.agent_steps == 150
+
+
 # --- the end
 
 
 @pytest.mark.parametrize("mode", ["live", "plain"])
 def test_the_summary_says_what_happened_and_what_to_type_next(mode: str) -> None:
     stream = StringIO()
-    console = Console(file=stream, force_terminal=True, width=100, color_system=None) if mode == "live" else None
-    display = LiveDisplay(title="run", mode=mode, stream=stream, console=console)
+    display = LiveDisplay(title="run", mode=mode, stream=stream)
     display.summary(
         agent_steps=65536,
         seconds=83.25,

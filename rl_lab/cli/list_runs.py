@@ -47,9 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _table(rows: list[dict[str, Any]]) -> str:
     from rl_lab.utils.formatting import format_duration
 
-    headers = ("RUN", "STATE", "ALGORITHM", "ENVIRONMENT", "SEED", "AGENT STEPS", "SCORE", "TIME")
+    headers = ["RUN", "STATE", "ALGORITHM", "ENVIRONMENT", "SEED", "AGENT STEPS", "SCORE", "TIME"]
     names = ("id", "status", "algorithm", "environment", "seed", "agent_steps")
-    cells = [(*(row[name] for name in names), best_score(row), format_duration(row["wall_s"])) for row in rows]
+    cells = [[*(row[name] for name in names), best_score(row), format_duration(row["wall_s"])] for row in rows]
     if any(row["lineage"] for row in rows):  # resumed, continued, begun with weights of another
-        headers, cells = (*headers, "LINEAGE"), [(*cell, row["lineage"]) for cell, row in zip(cells, rows, strict=True)]
+        headers.append("LINEAGE")
+        cells = [[*cell, row["lineage"]] for cell, row in zip(cells, rows, strict=True)]
     return table(headers, cells)

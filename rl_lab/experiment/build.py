@@ -168,7 +168,7 @@ def build(
         )
         targets |= {"progress": housekeeping, "phase_state": scheduler, **agent.state_targets(), "buffers": buffers}
         targets |= {"collector": collector, "workflow_custom": workflow, "logger": logger, "rng": RandomState()}
-        curriculum = build_curriculum(config, settings, agent, collector, housekeeping, run)
+        curriculum = build_curriculum(config, settings, agent, collector, buffers, housekeeping, run)
         orchestrator = Orchestrator(
             workflow=workflow,
             scheduler=scheduler,
@@ -256,6 +256,7 @@ def build_curriculum(
     settings: Settings,
     agent: Agent,
     collector: Collector,
+    buffers: Mapping[str, Buffer],
     housekeeping: Housekeeping,
     run: RunDirectory | None,
 ) -> Curriculum:
@@ -265,7 +266,7 @@ def build_curriculum(
         housekeeping.logger.message(f"Phase {phase.name} begins with weights of {borrowed.run}: {borrowed.parts}.")
         if run is not None:
             counts = {"counts": housekeeping.counts.as_dict(), "source_counts": borrowed.counts}
-            facts = {"source": borrowed.run, "checkpoint": borrowed.checkpoint, **counts}
+            facts: dict[str, Any] = {"source": borrowed.run, "checkpoint": borrowed.checkpoint, **counts}
             add_lineage(run, "loaded", **facts, phase=phase.name, parts=borrowed.parts)
 
     return Curriculum(
@@ -273,6 +274,7 @@ def build_curriculum(
         settings.phases,
         workflow=agent.workflow,
         collector=collector,
+        buffers=buffers,
         make_environment=build_environment,
         on_change=housekeeping.environment_changed,
         on_load=note,

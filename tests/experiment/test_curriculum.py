@@ -21,6 +21,7 @@ import yaml
 from rl_lab import api
 from rl_lab.buffers.episodes import EpisodeBuffer
 from rl_lab.buffers.replay import ReplayBuffer
+from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build, check
 from rl_lab.runs.checkpoint import CheckpointStore
@@ -190,6 +191,13 @@ def test_an_environment_with_other_spaces_is_refused_with_both() -> None:
         "  rl_lab/Counter-v0: observation vector float32 [3]; action discrete [10]",
         "Choose one with the same spaces, or map them: `environment.wrappers: [...]` in the phase's `set`.",
     ]
+
+
+def test_a_buffer_that_cannot_be_cut_is_refused_where_the_environment_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(RolloutBuffer, "cut")
+    with pytest.raises(ConfigError, match="buffers.rollout has no method `cut`, by which episodes end where a phase"):
+        check(curriculum())
+    check(curriculum(set={"algorithm.discount": 0.9}))
 
 
 def test_wrappers_of_a_phase_map_other_spaces_to_those_of_the_run() -> None:

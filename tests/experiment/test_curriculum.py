@@ -24,6 +24,7 @@ from rl_lab.buffers.replay import ReplayBuffer
 from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build, check
+from rl_lab.experiment.trust import foreign_packages
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.lineage import lineage_of
 from rl_lab.runs.run_directory import RunDirectory
@@ -355,3 +356,10 @@ def test_many_kills_around_the_change_resume_bit_for_bit(case: str, tmp_path: Pa
 def test_reproducible_state_knows_which_environment_is_held(tmp_path: Path) -> None:
     in_pieces(curriculum(), tmp_path / "run", (4,))
     assert reproducible_state(tmp_path / "run")["collector"]["stage"] == 2  # there, and back in a new one of the first
+
+
+@pytest.mark.parametrize("settings", [{"environment.id": "evil:Env-v0"}, {"environment": {"id": "evil:Env-v0"}}])
+def test_a_package_that_a_phase_names_needs_consent(settings: dict[str, Any]) -> None:
+    assert foreign_packages(curriculum(set=settings)) == {
+        "evil": "training.phases.1.set.environment.id",
+    }

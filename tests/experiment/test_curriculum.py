@@ -28,7 +28,7 @@ from rl_lab.experiment.trust import foreign_packages
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.lineage import lineage_of
 from rl_lab.runs.run_directory import RunDirectory
-from rl_lab.types import ConfigError
+from rl_lab.types import ConfigError, Phase
 from rl_lab.utils.tree import equal
 from tests.test_resume import CASES, COMMON, assert_same_run, reproducible_rows, reproducible_state, wait_for_rows
 
@@ -363,3 +363,22 @@ def test_a_package_that_a_phase_names_needs_consent(settings: dict[str, Any]) ->
     assert foreign_packages(curriculum(set=settings)) == {
         "evil": "training.phases.1.set.environment.id",
     }
+
+
+def test_a_world_model_is_one_word_to_load_and_its_algorithm_is_set_like_any() -> None:
+    experiment, *own = CASES["dreamer from states"]
+    config = compose(experiment, [*COMMON, *own])
+    settings = {"algorithm.horizon": 3, "algorithm.slow_critic_rate": 0.5, "algorithm.loss_scales.entropy": 0.01}
+    config["training"]["phases"].append({**config["training"]["phases"][-1], "name": "later", "set": settings})
+    built = build(config, run=None, quiet=True)
+    try:
+        named = built.curriculum.parts_to_load(Phase("any", load={"from": "any", "parts": ["world_model"]}))
+        assert {"components.encoder", "components.dynamics", "components.decoder"} <= set(named)
+        assert not any("critic" in name or "actor" in name or "return_scale" in name for name in named)
+        workflow: Any = built.agent.workflow
+        scales = dict(workflow.loss_scales)
+        built.curriculum.begin(2, is_new=True)
+        assert (workflow.horizon, workflow.slow_critic.rate) == (3, 0.5)
+        assert workflow.loss_scales == {**scales, "entropy": 0.01}  # none for a mask that this environment has not
+    finally:
+        built.close()

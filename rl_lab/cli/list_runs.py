@@ -14,7 +14,7 @@ from typing import Any
 from rl_lab.cli.parsing import JSON, RUNS_DIR, argument, positive, quiet, runs_dir_of
 from rl_lab.cli.printing import answer, best_score, format_value, table
 
-STATES = ("running", "finished", "stopped", "pruned", "interrupted", "failed", "killed", "created", "unknown")
+STATES = ("running", "finished", "stopped", "interrupted", "failed", "killed", "created", "unknown")
 DEFAULT_LIMIT = 20
 LIMIT_HELP = f"at most N runs (default: {DEFAULT_LIMIT}; with --json or -q all)"
 
@@ -47,11 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _table(rows: list[dict[str, Any]]) -> str:
     from rl_lab.utils.formatting import format_duration
 
-    headers: tuple[str, ...] = ("RUN", "STATE", "ALGORITHM", "ENVIRONMENT", "SEED", "AGENT STEPS", "SCORE", "TIME")
+    headers = ["RUN", "STATE", "ALGORITHM", "ENVIRONMENT", "SEED", "AGENT STEPS", "SCORE", "TIME"]
     names = ("id", "status", "algorithm", "environment", "seed", "agent_steps")
-    cells: list[tuple[Any, ...]] = [
-        (*(row[name] for name in names), best_score(row), format_duration(row["wall_s"])) for row in rows
-    ]
+    cells = [[*(row[name] for name in names), best_score(row), format_duration(row["wall_s"])] for row in rows]
     if any(row["lineage"] for row in rows):  # resumed, continued, begun with weights of another
-        headers, cells = (*headers, "LINEAGE"), [(*cell, row["lineage"]) for cell, row in zip(cells, rows, strict=True)]
+        headers.append("LINEAGE")
+        cells = [[*cell, row["lineage"]] for cell, row in zip(cells, rows, strict=True)]
     return table(headers, cells)

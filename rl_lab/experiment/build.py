@@ -177,7 +177,7 @@ def build(
         )
         targets |= {"progress": housekeeping, "phase_state": scheduler, **agent.state_targets(), "buffers": buffers}
         targets |= {"collector": collector, "workflow_custom": workflow, "logger": logger, "rng": RandomState()}
-        curriculum = build_curriculum(config, settings, agent, collector, housekeeping, run)
+        curriculum = build_curriculum(config, settings, agent, collector, buffers, housekeeping, run)
         orchestrator = Orchestrator(
             workflow=workflow,
             scheduler=scheduler,
@@ -290,6 +290,7 @@ def build_curriculum(
     settings: Settings,
     agent: Agent,
     collector: Collector,
+    buffers: Mapping[str, Buffer],
     housekeeping: Housekeeping,
     run: RunDirectory | None,
 ) -> Curriculum:
@@ -307,6 +308,7 @@ def build_curriculum(
         settings.phases,
         workflow=agent.workflow,
         collector=collector,
+        buffers=buffers,
         make_environment=build_environment,
         on_change=housekeeping.environment_changed,
         on_load=note,

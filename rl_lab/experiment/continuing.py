@@ -35,9 +35,9 @@ def asked_for(run: RunDirectory, config: dict[str, Any], overrides: Sequence[str
             changes[key] = item.value()
         elif key not in CHANGEABLE:
             raise ConfigError(
-                f"{item.input_line}: an exact resume goes on as the run was, so it changes only how long: "
-                "training.phases.NAME.duration_steps (_updates, _cycles), training.stop.*, and "
-                f"{' and '.join(CHANGEABLE)}. To go on with other settings, use --mode warm_start_optimizer, which "
+                f"{item.input_line}: an exact resume goes on as the run was, so it changes only "
+                f"{' and '.join(CHANGEABLE)}, and how long it goes on: training.phases.NAME.duration_steps (_updates, "
+                "_cycles) and training.stop.*. To go on with other settings, use --mode warm_start_optimizer, which "
                 "starts a new run from these weights."
             )
         else:

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rl_lab.buffers.base import Buffer
 from rl_lab.collection.collector import Collector
 from rl_lab.config.construct import construct
 from rl_lab.config.phase_settings import config_of, settings_of
@@ -62,11 +63,13 @@ class Curriculum:
         *,
         workflow: Workflow,
         collector: Collector,
+        buffers: Mapping[str, Buffer],
         make_environment: Callable[..., Environment],
         on_change: Callable[[], None] = lambda: None,
         on_load: Callable[[Phase, Borrowed], None] = lambda phase, borrowed: None,
     ) -> None:
         self.config, self.phases, self.workflow, self.collector = config, tuple(phases), workflow, collector
+        self.buffers = buffers
         self.make_environment, self.on_change, self.on_load = make_environment, on_change, on_load
         self.parts = {f"{section}.{name}": part for section in SECTIONS for name, part in self._parts(section).items()}
         self._configs = [config_of(phase, config) if phase.set else dict(config) for phase in phases]
@@ -90,12 +93,10 @@ class Curriculum:
         """A phase begins (`is_new`), or a resumed run finds itself in it."""
         if self.collector.stage != self._stages[index]:
             self.hold_environment(self._stages[index])
-            for buffer in self.collector.buffers.values():
-                end: Any = getattr(buffer, "cut", None) or getattr(buffer, "clear", None)
-                end()
+            for buffer in self.buffers.values():
+                buffer.cut()
             for part in self.parts.values():
-                if callable(forget := getattr(part, "forget_episodes", None)):
-                    forget()
+                getattr(part, "forget_episodes", lambda: None)()
             self.on_change()
         self.set_numbers(index)
         if is_new and self.phases[index].load is not None:
@@ -133,6 +134,12 @@ class Curriculum:
 
     def _check_environments(self) -> None:
         """Every environment of the curriculum can be made, and has the spaces that the networks are made for."""
+        uncut = [name for name, buffer in self.buffers.items() if not hasattr(buffer, "cut")]
+        if uncut and len(self._environments) > 1:
+            raise ConfigError(
+                f"buffers.{uncut[0]} has no method `cut`, by which episodes end where a phase changes the environment: "
+                "add it (rl_lab.buffers.base.Buffer), or keep one environment."
+            )
         for index, phase in enumerate(self.phases):
             stage = self._stages[index]
             if stage == 0 or stage in self._stages[:index]:

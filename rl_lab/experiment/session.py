@@ -147,9 +147,9 @@ def continue_run(
         elif state in DONE:
             last = config["training"]["phases"][-1].get("name")
             raise RunError(
-                f"Run {run.id} has {state} already. To go on with more steps, write how many in all: `rl-lab resume "
-                f"{run.id} training.phases.{last}.duration_steps=N`. Evaluate it with `rl-lab evaluate {run.id}`, or "
-                "start anew from its weights with --mode warm_start."
+                f"Run {run.id} has {state} already. Evaluate it with `rl-lab evaluate {run.id}`, start anew from its "
+                "weights with --mode warm_start, or go on with more steps: `rl-lab resume "
+                f"{run.id} training.phases.{last}.duration_steps=N`, N of them in all."
             )
         interruption = _Interruption()
         with handled_by(interruption.ask), _recorded(run, interruption):

@@ -111,7 +111,10 @@ REFUSED = [
     ("training.phases.train.duration_steps=9", "Phase 'train' sets duration_steps and duration_updates: keep the one"),
     ("training.phases.trian.duration_steps=9", "there is no phase 'trian'. Did you mean 'train'?"),
     ("training.stop.env_frame=9", "training.stop.env_frame is not a setting. Did you mean 'training.stop.env_frames'?"),
-    ("training.phases.train.collect_steps=9", "an exact resume goes on as the run was, so it changes only how long"),
+    (
+        "training.phases.train.collect_steps=9",
+        "and how long it goes on: training.phases.NAME.duration_steps (_updates, _cycles) and",
+    ),
     ("algorithm.discount=0.9", "To go on with other settings, use --mode warm_start_optimizer"),
     ("training.stop.eval_return=1e9", "duration_updates is 5, but that phase has 5 updates already"),
 ]

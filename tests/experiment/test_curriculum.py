@@ -21,12 +21,14 @@ import yaml
 from rl_lab import api
 from rl_lab.buffers.episodes import EpisodeBuffer
 from rl_lab.buffers.replay import ReplayBuffer
+from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build, check
+from rl_lab.experiment.trust import foreign_packages
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.lineage import lineage_of
 from rl_lab.runs.run_directory import RunDirectory
-from rl_lab.types import ConfigError
+from rl_lab.types import ConfigError, Phase
 from rl_lab.utils.tree import equal
 from tests.test_resume import CASES, COMMON, assert_same_run, reproducible_rows, reproducible_state, wait_for_rows
 
@@ -192,6 +194,13 @@ def test_an_environment_with_other_spaces_is_refused_with_both() -> None:
     ]
 
 
+def test_a_buffer_that_cannot_be_cut_is_refused_where_the_environment_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(RolloutBuffer, "cut")
+    with pytest.raises(ConfigError, match="buffers.rollout has no method `cut`, by which episodes end where a phase"):
+        check(curriculum())
+    check(curriculum(set={"algorithm.discount": 0.9}))
+
+
 def test_wrappers_of_a_phase_map_other_spaces_to_those_of_the_run() -> None:
     stacked = {"environment.id": "rl_lab/Recall-v0", "environment.wrappers": [{"id": "frame_stack", "count": 2}]}
     config = curriculum(set={**stacked, "environment.kwargs": {"num_cues": 2}})
@@ -347,3 +356,29 @@ def test_many_kills_around_the_change_resume_bit_for_bit(case: str, tmp_path: Pa
 def test_reproducible_state_knows_which_environment_is_held(tmp_path: Path) -> None:
     in_pieces(curriculum(), tmp_path / "run", (4,))
     assert reproducible_state(tmp_path / "run")["collector"]["stage"] == 2  # there, and back in a new one of the first
+
+
+@pytest.mark.parametrize("settings", [{"environment.id": "evil:Env-v0"}, {"environment": {"id": "evil:Env-v0"}}])
+def test_a_package_that_a_phase_names_needs_consent(settings: dict[str, Any]) -> None:
+    assert foreign_packages(curriculum(set=settings)) == {
+        "evil": "training.phases.1.set.environment.id",
+    }
+
+
+def test_a_world_model_is_one_word_to_load_and_its_algorithm_is_set_like_any() -> None:
+    experiment, *own = CASES["dreamer from states"]
+    config = compose(experiment, [*COMMON, *own])
+    settings = {"algorithm.horizon": 3, "algorithm.slow_critic_rate": 0.5, "algorithm.loss_scales.entropy": 0.01}
+    config["training"]["phases"].append({**config["training"]["phases"][-1], "name": "later", "set": settings})
+    built = build(config, run=None, quiet=True)
+    try:
+        named = built.curriculum.parts_to_load(Phase("any", load={"from": "any", "parts": ["world_model"]}))
+        assert {"components.encoder", "components.dynamics", "components.decoder"} <= set(named)
+        assert not any("critic" in name or "actor" in name or "return_scale" in name for name in named)
+        workflow: Any = built.agent.workflow
+        scales = dict(workflow.loss_scales)
+        built.curriculum.begin(2, is_new=True)
+        assert (workflow.horizon, workflow.slow_critic.rate) == (3, 0.5)
+        assert workflow.loss_scales == {**scales, "entropy": 0.01}  # none for a mask that this environment has not
+    finally:
+        built.close()

@@ -45,6 +45,7 @@ def test_a_row_tells_what_manifest_status_and_tags_say(runs_dir: Path, make_run:
         "notes": "long one",
         "status": "finished",
         "created": "2026-01-01",
+        "lineage": "",
         "updated": run.read_status()["time"],
         "wall_s": 1.5,
         "best_score": 9.0,

@@ -40,7 +40,7 @@ class StopBlock:
 
 @dataclass(frozen=True)
 class EvaluationBlock:
-    every_steps: int | Literal["auto"] | None = None
+    every_steps: int | Literal["auto"] | None = "auto"
     every_updates: int | None = None
     warmup_steps: int = 0
     episodes: int = 10

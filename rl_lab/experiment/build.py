@@ -219,7 +219,8 @@ def make_plans(
 
 
 def automatic_cadence(settings: Settings, environment: Environment | None) -> Cadence:
-    """About ten evaluations in a run, the last one included; fewer where they would take more steps than training.
+    """About ten evaluations in a run, the last one included; fewer where they would step environments more often than
+    training does, which is what they cost.
 
     It goes by the planned steps (or updates), never by the clock: a repeated run evaluates at the same steps.
     """
@@ -232,7 +233,8 @@ def automatic_cadence(settings: Settings, environment: Environment | None) -> Ca
         whole = None if None in updates else sum(each or 0 for each in updates)
         return Cadence(None, whole // EVALUATIONS + 1 if whole and whole >= EVALUATIONS else None, place="evaluation")
     episode = look.timeout_steps or environment.spec.max_episode_steps or USUAL_EPISODE_STEPS
-    count = min(EVALUATIONS, max(LEAST_EVALUATIONS, total // (episode * look.episodes)))
+    rounds, own_rounds = total // environment.num_envs, episode * -(-look.episodes // look.num_envs)
+    count = min(EVALUATIONS, max(LEAST_EVALUATIONS, -(-rounds // own_rounds)))
     cycle = environment.num_envs * max(phase.collect_steps for phase in settings.phases)
     return Cadence(-(-(total + cycle) // count), None, place="evaluation")  # none at the end, where the last one is
 

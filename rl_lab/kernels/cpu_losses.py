@@ -262,24 +262,19 @@ def _policy_loss(
     result brings the gradients of the actor with it."""
     learns_more = features.requires_grad or temperature.requires_grad or noise.requires_grad
     fits = learns_from(features) and not learns_more and _takes_gradients(workflow, "actor")
-    actor, critic = workflow.actor, workflow.critic
-    critics = _critics(critic) if fits and is_unchanged(actor, f"{_SOFT}SoftActor", "forward") else None
-    networks = plain_ensemble(actor.network) if critics is not None and actor.is_continuous else None
-    if critics is None or networks is None or critic.target_subset is not None:
+    networks, critics = _soft_parts(workflow.actor, workflow.critic) if fits else (None, None)
+    if networks is None or critics is None:
         return NotImplemented
-    rows, seen, (lowest, highest) = len(features), features.numpy(), actor.log_std_bounds
-    reached = forward(networks.members[0], seen)
-    mean, unbounded = torch.from_numpy(reached[-1]).chunk(2, dim=1)
-    action, entropy, spread = draw(mean, F.hardtanh(unbounded, lowest, highest), noise)
-
-    read = np.concatenate((seen, action.numpy()), axis=1)
-    valued = [forward(member, read) for member in critics.members]
-    values = np.concatenate([each[-1] for each in valued], axis=1)
-    least = values.argmin(axis=1)
+    rows, (lowest, highest) = len(features), workflow.actor.log_std_bounds
+    reached, valued, (action, entropy, spread) = _valued_draw(networks, critics, features, noise, (lowest, highest))
+    unbounded = torch.from_numpy(reached[-1])[:, action.shape[1] :]
+    values = np.stack([each[-1][:, 0] for each in valued])  # [E, B]
+    least = values.argmin(axis=0)
     d_action = np.empty(action.shape, np.float32)
     for index, member in enumerate(critics.members):
         own = (least == index).nonzero()[0]
-        layers = [layer.take(own, axis=0) for layer in valued[index]]
+        reads, *hidden, output = valued[index]  # only the hidden layers tell where the gradient passes
+        layers = [reads, *(layer.take(own, axis=0) for layer in hidden), output]
         back = backward(member, layers, np.full((len(own), 1), -1.0 / rows, np.float32), wants_rows=True)
         assert back is not None
         d_action[own] = back[:, features.shape[1] :]
@@ -288,14 +283,64 @@ def _policy_loss(
     d_log_std = d_log_std * ((unbounded > lowest) & (unbounded < highest))
     by_output = torch.cat((d_mean, d_log_std), dim=1).numpy()
     mean_entropy = entropy.mean()
-    total = -(torch.from_numpy(values.min(axis=1)).mean() + temperature * mean_entropy)
+    total = -(torch.from_numpy(values.min(axis=0)).mean() + temperature * mean_entropy)
     gradients = gradients_by_parameter([networks], [reached], [by_output])
     return LossOutput({"policy": total}, {"controller/entropy": mean_entropy}, {}, gradients)
 
 
+def _temperature_loss(workflow: Any, entropy: Tensor, mask: Tensor | None = None) -> LossOutput:
+    """d/d log(temperature) is the loss itself."""
+    temperature = workflow.temperature
+    if not is_unchanged(temperature, f"{_SOFT}Temperature", "forward", "loss") or not torch.is_grad_enabled():
+        return NotImplemented
+    if (mask is not None and temperature.follows_mask) or not _takes_gradients(workflow, "temperature"):
+        return NotImplemented
+    number = temperature.log_value
+    if number.dtype is not torch.float32 or not number.is_cpu:
+        return NotImplemented
+    loss = number.detach().exp() * (entropy.detach() - temperature.target_entropy)
+    return LossOutput({"temperature": loss}, {}, {}, ((number, loss.clone()),))
+
+
+def _soft_value(workflow: Any, observation: dict[str, Tensor], temperature: Tensor) -> Tensor:
+    """For continuous actions from one observed vector."""
+    encoder, actor, slow = workflow.encoder, workflow.actor, workflow.slow_critic
+    if not is_unchanged(encoder, _ENCODER, "forward") or encoder.has_layers or encoder.plain_key is None:
+        return NotImplemented
+    features = observation[encoder.plain_key]
+    if workflow.slow_encoder is not None or not is_plain(features) or features.dim() != 2:
+        return NotImplemented
+    networks, critics = _soft_parts(actor, vars(slow)["_modules"]["module"])
+    if networks is None or critics is None:
+        return NotImplemented
+    with torch.no_grad():
+        drawn = actor.noise(features)
+        _, valued, (_, entropy, _) = _valued_draw(networks, critics, features, drawn, actor.log_std_bounds)
+        return torch.from_numpy(np.stack([each[-1][:, 0] for each in valued]).min(axis=0)) + temperature * entropy
+
+
+def _soft_parts(actor: Any, critic: Any) -> tuple[Networks | None, Networks | None]:
+    """An actor of continuous actions and critics of which the least counts."""
+    if not is_unchanged(actor, f"{_SOFT}SoftActor", "forward") or not actor.is_continuous:
+        return None, None
+    return plain_ensemble(actor.network), _critics(critic) if critic.target_subset is None else None
+
+
+def _valued_draw(
+    networks: Networks, critics: Networks, features: Tensor, noise: Tensor, bounds: tuple[float, float]
+) -> tuple[list[np.ndarray], list[list[np.ndarray]], tuple[Tensor, Tensor, Tensor]]:
+    """What the layers of the actor and of each critic make of the features; the draw in between."""
+    seen = features.numpy()
+    reached = forward(networks.members[0], seen)
+    mean, unbounded = torch.from_numpy(reached[-1]).chunk(2, dim=1)
+    drawn = draw(mean, F.hardtanh(unbounded, *bounds), noise)
+    read = np.concatenate((seen, drawn[0].numpy()), axis=1)
+    return reached, [forward(member, read) for member in critics.members], drawn
+
+
 def _takes_gradients(workflow: Any, optimizer: str) -> bool:
     """Whether the gradients that a loss brings with it reach the parameters as those of its graph would."""
-    methods = ("critic_loss", "policy_loss", "learn", "improve_policy", "gradient_step")
+    methods = ("critic_loss", "policy_loss", "temperature_loss", "learn", "improve_policy", "gradient_step")
     is_ours = is_unchanged(workflow, "rl_lab.workflows.sac:SAC", *methods)
     return is_ours and is_unchanged(workflow.optimizers[optimizer], "rl_lab.training.optimizer:Optimizer", "apply")
 
@@ -316,20 +361,24 @@ _HANDED_ON = (
 SAC_CRITIC_LOSS = FastPath(
     _critic_loss, ("rl_lab.workflows.sac:SAC.critic_loss", f"{_SOFT}TwinCritic.forward", _ENSEMBLE, *_HANDED_ON)
 )
-SAC_POLICY_LOSS = FastPath(
-    _policy_loss,
+_EXPECTATION = (
+    *(
+        f"{_SOFT}{name}"
+        for name in ("SoftActor.forward", *(f"TwinCritic.{n}" for n in ("forward", "expect", "combine")))
+    ),
+    *(f"{_HEADS}distributions:{name}" for name in ("SquashedGaussian.rsample_with_log_prob", "DiagonalGaussian.draw")),
+    _ENSEMBLE,
+)
+SAC_POLICY_LOSS = FastPath(_policy_loss, ("rl_lab.workflows.sac:SAC.policy_loss", *_EXPECTATION, *_HANDED_ON))
+SAC_TEMPERATURE_LOSS = FastPath(
+    _temperature_loss,
     (
-        "rl_lab.workflows.sac:SAC.policy_loss",
-        *(
-            f"{_SOFT}{name}"
-            for name in ("SoftActor.forward", "TwinCritic.forward", "TwinCritic.expect", "TwinCritic.combine")
-        ),
-        f"{_HEADS}distributions:SquashedGaussian.rsample_with_log_prob",
-        f"{_HEADS}distributions:DiagonalGaussian.draw",
-        _ENSEMBLE,
+        "rl_lab.workflows.sac:SAC.temperature_loss",
+        *(f"{_SOFT}Temperature.{name}" for name in ("forward", "loss")),
         *_HANDED_ON,
     ),
 )
+SAC_SOFT_VALUE = FastPath(_soft_value, ("rl_lab.workflows.sac:SAC.soft_value", *_EXPECTATION, f"{_ENCODER}.forward"))
 
 
 # --- drawing actions ------------------------------------------------------------------------------

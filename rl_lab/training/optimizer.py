@@ -28,7 +28,8 @@ RULES: dict[str, type[UpdateRule]] = {
 }
 Parameters = Mapping[str, nn.Module] | Iterable[nn.Module | Tensor]
 
-SMALL_MODEL_NUMBERS = 2**18  # below this, copying all gradients into one vector is the fastest way to their norm
+# Below these, copying all gradients into one vector is the fastest way to their norm.
+SMALL_MODEL_NUMBERS, SMALL_MODEL_NUMBERS_ON_A_CPU = 2**18, 2**15
 
 
 class Optimizer:
@@ -97,7 +98,8 @@ class Optimizer:
         self._rate_tensor = (
             torch.full((), self._rate, device=self.parameters[0].device) if self.rule.is_static else None
         )
-        self._is_small = sum(parameter.numel() for parameter in self.parameters) <= SMALL_MODEL_NUMBERS
+        few = SMALL_MODEL_NUMBERS_ON_A_CPU if self.parameters[0].is_cpu else SMALL_MODEL_NUMBERS
+        self._is_small = sum(parameter.numel() for parameter in self.parameters) <= few
         self._members = _members_by_module(list(named))
         self._scratch = SegmentsByMembers()
 

@@ -139,6 +139,7 @@ class SAC(Workflow):
             self.slow_encoder.move_towards(self.encoder)  # type: ignore[arg-type]
         return metrics
 
+    @fast_path("rl_lab.kernels.cpu_losses:SAC_SOFT_VALUE")
     @torch.no_grad()
     def soft_value(self, observation: Batch, temperature: Tensor) -> Tensor:
         """V_slow(s') `[B]`: the policy's actions, valued by the slow critics."""
@@ -155,8 +156,7 @@ class SAC(Workflow):
         metrics = self.gradient_step(self.optimizers["actor"], loss, name="actor")
         metrics["controller/temperature"] = temperature
         if "temperature" in self.optimizers:
-            entropy = loss.metrics["controller/entropy"]
-            loss = LossOutput({"temperature": self.temperature.loss(entropy, mask)})
+            loss = self.temperature_loss(loss.metrics["controller/entropy"], mask)
             taken = self.gradient_step(self.optimizers["temperature"], loss)
             metrics["loss/temperature"] = taken["loss/temperature"]
         return metrics
@@ -179,6 +179,11 @@ class SAC(Workflow):
             value, entropy = self.critic.expect(features, self.actor(features, mask), noise)
             loss = -(value + temperature * entropy).mean()
         return LossOutput({"policy": loss}, {"controller/entropy": entropy.detach().mean()})
+
+    @fast_path("rl_lab.kernels.cpu_losses:SAC_TEMPERATURE_LOSS")
+    def temperature_loss(self, entropy: Tensor, mask: Tensor | None = None) -> LossOutput:
+        """J_temp for the policy's mean entropy."""
+        return LossOutput({"temperature": self.temperature.loss(entropy, mask)})
 
     def transition(self, batch: Batch) -> tuple[Batch, Batch, Batch]:
         """What was seen, what was seen n agent steps later, and `reward` and `discount [B]` in between.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rl_lab.components.heads.actor_critic import Actor, Critic
 from rl_lab.components.heads.distributions import Categorical, SquashedGaussian
 from rl_lab.components.heads.q_values import QValues
-from rl_lab.components.heads.soft_actor_critic import SoftActor, TwinCritic
+from rl_lab.components.heads.soft_actor_critic import SoftActor, Temperature, TwinCritic
 from rl_lab.components.networks.encoders import MLP, ObservationEncoder
 from rl_lab.components.networks.ensemble import EnsembleMLP
 from rl_lab.components.networks.memory import GRUMemory
@@ -165,6 +165,30 @@ def sac_policy(*, chosen: int | None = None, **settings: Any) -> Callable[[Input
     return make
 
 
+def sac_temperature(*, mask: bool = False) -> Callable[[Inputs], Call]:
+    def make(inputs: Inputs) -> Call:
+        temperature = Temperature(action=DISCRETE if mask else CONTINUOUS, initial=0.3)
+        keywords = {"mask": inputs.uniform(4) < 0.9} if mask else {}
+        return Call(
+            sac(temperature=temperature).temperature_loss, (inputs.normal().mean(),), keywords, modules=[temperature]
+        )
+
+    return make
+
+
+def sac_soft_value(**settings: Any) -> Callable[[Inputs], Call]:
+    def make(inputs: Inputs) -> Call:
+        actor = seeded(lambda: SoftActor(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8)))
+        critic = seeded(lambda: TwinCritic(input_size=5, action=CONTINUOUS, hidden_sizes=(8, 8), **settings))
+        workflow = sac(actor=actor, critic=critic)
+        workflow.encoder = ObservationEncoder(observation={"vector": ArraySpec((5,), "float32")}, hidden_sizes=())
+        workflow.slow_critic, workflow.slow_encoder = TargetNetwork(critic), None
+        args = ({"vector": inputs.normal(5)}, torch.tensor(0.3))
+        return Call(workflow.soft_value, args, modules=[actor, workflow.slow_critic])
+
+    return make
+
+
 def sample(inputs: Inputs) -> Call:
     return Call(Categorical(inputs.normal(4)).sample)
 
@@ -201,6 +225,8 @@ CASES: dict[str, tuple[str, Callable[[Inputs], Call], int]] = {  # path, call, f
     "sac policy": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(), 64),
     "sac policy, one row of one critic": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(chosen=1), 64),
     "sac policy, no row of one critic": (f"{LOSSES}SAC_POLICY_LOSS", sac_policy(chosen=0), 64),
+    "sac temperature": (f"{LOSSES}SAC_TEMPERATURE_LOSS", sac_temperature(), 1),
+    "sac soft value": (f"{LOSSES}SAC_SOFT_VALUE", sac_soft_value(), 1),
     "categorical sample": (f"{LOSSES}CATEGORICAL_SAMPLE", sample, 1),
     "squashed draw": ("rl_lab.kernels.squashed:DRAW", squashed, 1),
     "gru": ("rl_lab.kernels.gru:UNROLL", gru, 1),
@@ -261,6 +287,37 @@ def test_what_the_fast_sac_losses_know_of_critics(
 ) -> None:
     check(f"{LOSSES}SAC_CRITIC_LOSS", sac_critic(weighted=False, **settings), Variant(), is_used=is_critic_known)
     check(f"{LOSSES}SAC_POLICY_LOSS", sac_policy(**settings), Variant(), is_used=is_policy_known)
+
+
+def test_targets_of_a_drawn_subset_and_masked_entropies_run_as_they_are_written() -> None:
+    drawn = sac_soft_value(num_critics=3, target_subset=2)
+    check(f"{LOSSES}SAC_SOFT_VALUE", drawn, Variant(), is_used=False)
+    check(f"{LOSSES}SAC_TEMPERATURE_LOSS", sac_temperature(mask=True), Variant(), is_used=False)
+
+
+def test_sac_that_takes_its_steps_otherwise_gets_a_graph() -> None:
+    class OwnOptimizer(Optimizer):
+        def apply(self, loss: Tensor) -> Any:  # type: ignore[override]
+            return super().apply(2.0 * loss)
+
+    class OwnSteps(SAC):
+        def improve_policy(self, *inputs: Any) -> Any:
+            return super().improve_policy(*inputs)
+
+    def other(make: Callable[[Inputs], Call], kind: type) -> Callable[[Inputs], Call]:
+        def made(inputs: Inputs) -> Call:
+            call = make(inputs)
+            workflow = call.formula.__self__  # type: ignore[attr-defined]
+            for part in (workflow,) if kind is OwnSteps else workflow.optimizers.values():
+                part.__class__ = kind
+            return call
+
+        return made
+
+    for kind in (OwnOptimizer, OwnSteps):
+        check(f"{LOSSES}SAC_CRITIC_LOSS", other(sac_critic(weighted=False), kind), Variant(), is_used=False)
+        check(f"{LOSSES}SAC_POLICY_LOSS", other(sac_policy(), kind), Variant(), is_used=False)
+        check(f"{LOSSES}SAC_TEMPERATURE_LOSS", other(sac_temperature(), kind), Variant(), is_used=False)
 
 
 def test_the_fast_dqn_loss_does_not_know_normalised_observations() -> None:

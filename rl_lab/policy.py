@@ -160,6 +160,12 @@ class Policy:
         with torch.inference_mode():
             return self.workflow.imagine(self._state, horizon=horizon)
 
+    def __copy__(self) -> Policy:
+        """The same networks, and a memory of its own."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
+
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Policy], tuple[dict[str, Any]]]:
         """Pickled with its weights, its memory and how to build it again; the environment itself stays behind."""
         if self._source is None:

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("config", "orchestration", "workflows", "collection", "environments", "buffers", "kernels.door"),
         *("training", "runs", "metrics", "policy", "types", "utils"),
     ),
-    "policy": ("", "collection.collector", "environments.recipe", "workflows.base", "types"),
+    "policy": ("", "collection.collector", "environments.recipe", "experiment.export", "workflows.base", "types"),
     "api": (
         *("collection", "config", "environments", "experiment", "orchestration.callbacks", "policy", "runs", "types"),
     ),

@@ -210,6 +210,44 @@ def test_plain_formulas_and_fast_paths_train_alike(case: str) -> None:
     assert_close(fast, plain)
 
 
+OWN_HOOKS = {
+    "dqn": (
+        "from rl_lab.workflows.dqn import DQN, named\n"
+        "class Mine(DQN):\n"
+        "    def update_controller(self, batch, *, phase):\n"
+        "        self.optimizer.prepare(phase.progress)\n"
+        "        loss = self.loss(batch).terms['value']\n"
+        "        assert loss.requires_grad\n"
+        "        penalty = sum(each.square().sum() for each in self.network.parameters())\n"
+        "        return named(self.optimizer.apply(loss + 0.0 * penalty))\n"
+    ),
+    "sac": (
+        "from rl_lab.workflows.sac import SAC, named\n"
+        "class Mine(SAC):\n"
+        "    def improve_policy(self, features, noise, temperature, mask):\n"
+        "        loss = self.policy_loss(features, noise, temperature, mask).terms['policy']\n"
+        "        assert loss.requires_grad\n"
+        "        return named(self.optimizers['actor'].apply(2.0 * loss), 'actor')\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OWN_HOOKS)
+def test_a_hook_of_ones_own_gets_a_loss_that_it_can_differentiate(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients that a fast loss brings with it are for `gradient_step` alone; whoever adds a term to the loss learns
+    from both."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_hook.py").write_text(OWN_HOOKS[case])
+    monkeypatch.delitem(sys.modules, "my_hook", raising=False)
+    importlib.invalidate_caches()
+    fast = trained(CASES[case], block="algorithm", target="my_hook.Mine")
+    plain = trained(CASES[case], "runtime.fast_paths=off", block="algorithm", target="my_hook.Mine")
+    monkeypatch.delitem(sys.modules, "my_hook", raising=False)
+    assert_close(fast, plain)
+
+
 def assert_close(ours: Any, theirs: Any) -> None:
     """Parameters and statistics, within rounding."""
     for (path, mine), (_, other) in zip(leaves_with_paths(ours), leaves_with_paths(theirs), strict=True):

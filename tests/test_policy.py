@@ -236,7 +236,7 @@ def test_a_policy_pickled_by_another_version_is_refused(version: dict[str, str],
 
 def test_a_policy_made_by_hand_says_what_it_lacks(finished: api.Run) -> None:
     loaded = rl_lab.load(finished)
-    policy = Policy(loaded.workflow, loaded._blueprint, device=torch.device("cpu"))
+    policy = Policy(loaded.workflow, loaded.blueprint, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match="needs a policy that came from rl_lab.load"):
         policy.environment()
     with pytest.raises(pickle.PicklingError, match="Only a policy that came from rl_lab.load can be pickled"):

@@ -14,7 +14,7 @@ from typing import Any
 from rl_lab.cli.parsing import JSON, RUNS_DIR, argument, positive, quiet, runs_dir_of
 from rl_lab.cli.printing import answer, best_score, format_value, table
 
-STATES = ("running", "finished", "stopped", "interrupted", "failed", "killed", "created", "unknown")
+STATES = ("running", "finished", "stopped", "pruned", "interrupted", "failed", "killed", "created", "unknown")
 DEFAULT_LIMIT = 20
 LIMIT_HELP = f"at most N runs (default: {DEFAULT_LIMIT}; with --json or -q all)"
 

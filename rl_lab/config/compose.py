@@ -77,8 +77,10 @@ def _checked(item: Override, known: Config, groups: Iterable[str]) -> str:
         check_key(key, known, groups)
     if key not in paths_of(known):
         return line  # +key=value, a new one
-    line = line.lstrip("+")  # of a key that exists: the same as without
     value = item.value()
+    if isinstance(value, dict) and line.startswith("+"):
+        return f"++{line.lstrip('+')}"  # adds keys to a block
+    line = line.lstrip("+")  # of a key that exists: the same as without
     if isinstance(value, float) and value.is_integer() and type(value_at(known, key)) is int:
         return f"{key}={int(value)}"  # 1e5
     return line

@@ -107,7 +107,6 @@ class Experiment:
     evaluator: Evaluator
     logger: MetricLogger
     display: LiveDisplay
-    probe: Probe  # what the run is doing right now, for the display
     housekeeping: Housekeeping
     orchestrator: Orchestrator
     time_split: TimeSplit
@@ -127,6 +126,11 @@ class Experiment:
         """Take over the weights (and the optimisers), not the counters, the schedules or the environments."""
         self.agent.restore(checkpoint, self.WARM_SECTIONS if with_optimizers else POLICY)
         self.agent.runtime.forget_captures()
+
+    @property
+    def probe(self) -> Probe:
+        """What the run is doing right now, for the display."""
+        return Probe(self.housekeeping, self.collector, self.evaluator, self.agent.runtime)
 
     def close(self) -> None:
         self.logger.close()
@@ -152,8 +156,7 @@ def build(
         opened.callback(environment.close)
         logger, display = build_logger(config, settings, run, quiet=quiet)
         opened.callback(logger.close)
-        warn = partial(logger.message, level="warning")
-        runtime, stopwatch = build_runtime(config), Stopwatch()
+        warn, runtime, stopwatch = partial(logger.message, level="warning"), build_runtime(config), Stopwatch()
         buffers = build_buffers(config, settings, environment, runtime.device, run)
         collector = Collector(environment, buffers, device=runtime.device, stopwatch=stopwatch, report=warn)
         evaluator = build_evaluator(config, settings.evaluation, runtime)
@@ -193,8 +196,7 @@ def build(
     listen(logger.message)
     for remark in (*runtime.remarks(workflow), *agent.left_out()):
         warn(remark)
-    probe = Probe(housekeeping, collector, evaluator, runtime)
-    parts = settings, agent, collector, curriculum, evaluator, logger, display, probe, housekeeping, orchestrator
+    parts = settings, agent, collector, curriculum, evaluator, logger, display, housekeeping, orchestrator
     return Experiment(*parts, time_split, targets)
 
 

@@ -14,6 +14,7 @@ from rl_lab.config.compose import apply_overrides
 from rl_lab.config.groups import parse_values
 from rl_lab.config.phases import is_extension
 from rl_lab.config.schema import Settings, read_settings
+from rl_lab.config.translate import translate
 from rl_lab.experiment.load import CHANGEABLE, load_config
 from rl_lab.orchestration.phase_scheduler import DURATIONS
 from rl_lab.orchestration.stopping import Stopping, StopRules
@@ -29,7 +30,8 @@ Config = Mapping[str, Any]
 def asked_for(run: RunDirectory, config: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], Config]:
     """The config to go on with, and which durations and stop rules of it are new."""
     changes: dict[str, Any] = {}
-    for item in parse_values(overrides):
+    words = translate(overrides, config)  # total_timesteps=1e5
+    for item in parse_values(words):
         key = str(item.key_or_group)
         if is_extension(key):
             changes[key] = item.value()
@@ -42,7 +44,7 @@ def asked_for(run: RunDirectory, config: dict[str, Any], overrides: Sequence[str
             )
         else:
             config["environment"].setdefault(key.partition(".")[2], None)  # a run of an earlier version may lack it
-    return apply_overrides(config, overrides), changes
+    return apply_overrides(config, words), changes
 
 
 def check_extension(run: RunDirectory, config: Config) -> tuple[list[str], Checkpoint | None]:
@@ -59,8 +61,8 @@ def check_extension(run: RunDirectory, config: Config) -> tuple[list[str], Check
     is_finished = state["index"] >= len(before.phases)
     if (is_finished or progress.get("stop_reason")) and progress.get("before_end") is None:
         raise RunError(
-            f"Run {run.id} was ended by an earlier version of RL Lab, which did not keep what going on needs: use "
-            "--mode warm_start_optimizer."
+            f"Run {run.id} keeps nothing to go on from: it was pruned, ended by a callback, or ended by an earlier "
+            "version of RL Lab. Use --mode warm_start_optimizer."
         )
     index = len(before.phases) - 1 if is_finished else state["index"]
     standing = state["ended"] if is_finished else state

@@ -99,9 +99,16 @@ class Probe:
 def make_usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseScheduler) -> Callable[[float], Metrics]:
     """Speed, time left, the split of the wall clock and the machine's load since the last row."""
     system = SystemUsage()
-    start = scheduler.run_counts
-    before = {"wall": stopwatch.elapsed(), "steps": start.agent_steps, "updates": start.updates}
+    before: dict[str, float] = {}
     first: dict[str, float] = {}
+
+    def start() -> None:
+        """From here on; what a checkpoint brought with it took no time in this process."""
+        counts = scheduler.run_counts
+        before.update(wall=stopwatch.elapsed(), steps=counts.agent_steps, updates=counts.updates)
+
+    scheduler.on_restore = start
+    start()
 
     def usage(run_fraction: float) -> Metrics:
         now, counts = stopwatch.elapsed(), scheduler.run_counts

@@ -21,7 +21,7 @@ from rl_lab.kernels.cpu_mlp import (
     plain_ensemble,
     plain_mlp,
 )
-from rl_lab.kernels.door import FastPath, is_unchanged
+from rl_lab.kernels.door import FastPath, is_unchanged, takes_gradients
 from rl_lab.kernels.squashed import draw, draw_backward
 from rl_lab.types import LossOutput, PolicyStep
 
@@ -108,7 +108,7 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
 
     The result brings the gradients of all parameters with it: no graph is made.
     """
-    parts = _q_parts(workflow)
+    parts = _q_parts(workflow) if takes_gradients() else None
     if parts is None or not learns_from(batch[parts.key], (workflow.n_step + 1) * FEWEST_ROWS_OF_A_LOSS):
         return NotImplemented
     learning, slow = parts.learning, parts.slow
@@ -342,7 +342,11 @@ def _takes_gradients(workflow: Any, optimizer: str) -> bool:
     """Whether the gradients that a loss brings with it reach the parameters as those of its graph would."""
     methods = ("critic_loss", "policy_loss", "temperature_loss", "learn", "improve_policy", "gradient_step")
     is_ours = is_unchanged(workflow, "rl_lab.workflows.sac:SAC", *methods)
-    return is_ours and is_unchanged(workflow.optimizers[optimizer], "rl_lab.training.optimizer:Optimizer", "apply")
+    return (
+        takes_gradients()
+        and is_ours
+        and is_unchanged(workflow.optimizers[optimizer], "rl_lab.training.optimizer:Optimizer", "apply")
+    )
 
 
 def _critics(critic: Any) -> Networks | None:

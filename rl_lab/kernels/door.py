@@ -59,6 +59,7 @@ class _Door:
         self.in_use: dict[str, str] = {}  # path -> the formula it stands in for
         self.edited: dict[str, str] = {}  # path -> the formula that was edited, so that the path is not used
         self.report: Report = lambda sentence, level: None
+        self.takes_gradients = False  # whether who asks for a loss now takes gradients in place of a graph
 
 
 _door = _Door()
@@ -117,6 +118,22 @@ def plain_formulas() -> Iterator[None]:
         yield
     finally:
         _door.is_open = before
+
+
+class precomputed_gradients:
+    """Inside, the fast version of a loss may bring the gradients of its terms (`LossOutput.gradients`) and leave no
+    graph: for a caller that hands the loss to `gradient_step` as it is. Everyone else gets terms to differentiate."""
+
+    def __enter__(self) -> None:
+        self.before, _door.takes_gradients = _door.takes_gradients, True
+
+    def __exit__(self, *error: object) -> None:
+        _door.takes_gradients = self.before
+
+
+def takes_gradients() -> bool:
+    """Whether precomputed gradients are asked for."""
+    return _door.takes_gradients
 
 
 def in_use() -> dict[str, str]:

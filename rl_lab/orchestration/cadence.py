@@ -44,7 +44,15 @@ class DueMarks:
         return is_due
 
     def get_state(self) -> StateTree:
-        return {"steps_mark": self._steps_mark, "updates_mark": self._updates_mark}
+        every = {"every_steps": self.cadence.every_steps, "every_updates": self.cadence.every_updates}
+        return {"steps_mark": self._steps_mark, "updates_mark": self._updates_mark, **every}
 
     def set_state(self, state: StateTree) -> None:
-        self._steps_mark, self._updates_mark = state["steps_mark"], state["updates_mark"]
+        """Marks of another cadence, as of a run that goes on for longer, are those of the same instant in this one."""
+        cadence = self.cadence
+        self._steps_mark = _same_instant(state["steps_mark"], state.get("every_steps"), cadence.every_steps)
+        self._updates_mark = _same_instant(state["updates_mark"], state.get("every_updates"), cadence.every_updates)
+
+
+def _same_instant(mark: int, before: int | None, now: int | None) -> int:
+    return mark * before // now if before and now else mark

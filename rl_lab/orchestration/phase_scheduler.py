@@ -5,7 +5,7 @@ It counts only what hooks report. A hook that could not run reports nothing and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from rl_lab.types import ConfigError, Counts, Phase, Progress, StateTree
@@ -32,6 +32,7 @@ class PhaseScheduler:
         # added ten times is not 3 in binary; apart, since whole numbers take a tenth of a Fraction's time.
         self._carried, self._steps, self._paid = Fraction(0), 0, 0
         self._ended: StateTree = {}  # where the phase before this one stood when it ended: it may be made longer
+        self.on_restore: Callable[[], None] = lambda: None  # called when the counts are those of a checkpoint
         ratios = [phase.updates_per_step for phase in phases]
         self._ratios = [None if ratio is None else Fraction(str(ratio)) for ratio in ratios]  # str: 0.3 means 3/10
 
@@ -142,6 +143,7 @@ class PhaseScheduler:
             state.get("ended") or {},
         )
         self._stand(state)
+        self.on_restore()
 
 
 def _one_update_more(counts: Counts) -> Counts:

@@ -26,7 +26,7 @@ from rl_lab.components.heads.tables import allowed_values
 from rl_lab.components.networks.noisy import without_noise
 from rl_lab.components.networks.normalizers import ObservationNormalizer
 from rl_lab.components.returns.transitions import transition_and_following
-from rl_lab.kernels.door import fast_path
+from rl_lab.kernels.door import fast_path, precomputed_gradients
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import Batch, CollectResult, ConfigError, LossOutput, Metrics, Phase, PolicyStep, Progress, TimeStep
@@ -142,7 +142,7 @@ class DQN(Workflow):
 
     def learn(self, batch: Batch, numbers: Batch) -> Batch:
         """The whole of an update that a CUDA graph may repeat: everything but the target network's turn."""
-        with self.context.runtime.autocast():
+        with self.context.runtime.autocast(), precomputed_gradients():
             loss = self.loss(batch)
         return {**self.gradient_step(self.optimizer, loss), **loss.aux}
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.returns.transitions import transition_and_following
-from rl_lab.kernels.door import fast_path
+from rl_lab.kernels.door import fast_path, precomputed_gradients
 from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_fraction, named
@@ -123,7 +123,7 @@ class SAC(Workflow):
         """Rows `[B, n+1]` to new parameters: critics, then actor and temperature, then the slow copies."""
         now, later, outcome = self.transition(batch)
         temperature, mask = self.temperature().detach(), now.get("action_mask")
-        with self.context.runtime.autocast():
+        with self.context.runtime.autocast(), precomputed_gradients():
             features = self.encoder(now)
             noise = self.actor.noise(features)
             target = outcome["reward"] + outcome["discount"] * self.soft_value(later, temperature)  # [B]
@@ -151,12 +151,13 @@ class SAC(Workflow):
 
     def improve_policy(self, features: Tensor, noise: Tensor, temperature: Tensor, mask: Tensor | None) -> Metrics:
         """The actor towards more soft value, the temperature towards the entropy asked for."""
-        with self.context.runtime.autocast():
+        with self.context.runtime.autocast(), precomputed_gradients():
             loss = self.policy_loss(features, noise, temperature, mask)
         metrics = self.gradient_step(self.optimizers["actor"], loss, name="actor")
         metrics["controller/temperature"] = temperature
         if "temperature" in self.optimizers:
-            loss = self.temperature_loss(loss.metrics["controller/entropy"], mask)
+            with precomputed_gradients():
+                loss = self.temperature_loss(loss.metrics["controller/entropy"], mask)
             taken = self.gradient_step(self.optimizers["temperature"], loss)
             metrics["loss/temperature"] = taken["loss/temperature"]
         return metrics

@@ -126,7 +126,9 @@ def test_evaluate_passes_everything_on(rl: Any, fake: Any, runs_dir: Path) -> No
         "video": Path("v.mp4"),
         "trust": ["my_package", "other"],
     }
-    assert api.evaluate.seen == [((runs_dir / "third",), settings)]
+    ((arguments, options),) = api.evaluate.seen
+    assert callable(options.pop("progress"))
+    assert (arguments, options) == ((runs_dir / "third",), settings)
     assert "eval/episode_return_mean  497.5" in answer.out and "v.mp4" in answer.out
 
 

@@ -17,7 +17,7 @@ COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
 EXAMPLE_CONFIGS = ROOT / "examples" / "my_algorithm" / "configs"
 EXAMPLES = re.compile("actor_critic|soft_q")
 SETTING = re.compile(r"(?!overrides)[a-z_]+(\.\w+)*=\S+")
-INVENTED = re.compile(r"my_|key=value|KEY|NAME|DIR\b|ENV:")  # what the reader is to fill in
+INVENTED = re.compile(r"my_|key=value|word=value|KEY|NAME|DIR\b|ENV:|RUN(_ID)?/")  # what the reader is to fill in
 
 
 def identify(command: tuple[Path, list[str]]) -> str:

@@ -151,7 +151,7 @@ def test_a_phase_that_is_over_stays_as_long_as_it_was(tmp_path: Path) -> None:
 def test_a_run_ended_by_an_earlier_version_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Housekeeping, "_note_end", lambda self, *, is_row_due: None)
     train("run", tmp_path)
-    with pytest.raises(RunError, match="was ended by an earlier version of RL Lab"):
+    with pytest.raises(RunError, match="ended by an earlier version of RL Lab"):
         api.resume("run", runs_dir=tmp_path, overrides=[LONGER])
 
 

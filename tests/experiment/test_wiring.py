@@ -417,14 +417,33 @@ def test_each_replay_draws_from_a_stream_of_its_own(config: dict[str, Any]) -> N
     assert len({*seeds(0), *seeds(1)}) == 4
 
 
+def test_steps_of_an_earlier_process_are_no_speed_of_this_one() -> None:
+    from rl_lab.experiment.live import make_usage
+    from rl_lab.metrics.time_split import TimeSplit
+    from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+    from rl_lab.types import Phase
+    from tests.doubles import Clock
+
+    phases = [Phase("train", collect_steps=1, duration_steps=100)]
+    earlier = PhaseScheduler(phases)
+    earlier.report(Counts(agent_steps=50))
+    scheduler, clock = PhaseScheduler(phases), Clock()
+    usage = make_usage(TimeSplit(clock), clock, scheduler)
+    scheduler.set_state(earlier.get_state())
+    clock.now_s = 1.0
+    scheduler.report(Counts(agent_steps=10))
+    assert usage(0.6)["time/agent_steps_per_second"] == 10.0
+
+
 def test_usage_tells_speed_and_time_left() -> None:
+    from rl_lab.experiment.live import make_usage
     from rl_lab.metrics.time_split import TimeSplit
     from rl_lab.orchestration.phase_scheduler import PhaseScheduler
     from rl_lab.types import Phase
     from tests.doubles import Clock
 
     scheduler, clock = PhaseScheduler([Phase("train", collect_steps=1, duration_steps=100)]), Clock()
-    usage = wiring._usage(TimeSplit(clock), clock, scheduler)
+    usage = make_usage(TimeSplit(clock), clock, scheduler)
     clock.now_s = 1.0
     scheduler.report(Counts(agent_steps=10))
     assert usage(0.1)["time/agent_steps_per_second"] == 10.0

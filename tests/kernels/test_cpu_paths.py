@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -32,6 +32,13 @@ CPU = "rl_lab.kernels.cpu_mlp:"
 LOSSES = "rl_lab.kernels.cpu_losses:"
 CONTINUOUS = ActionSpec("continuous", (3,))
 DISCRETE = ActionSpec("discrete", (4,))
+
+
+@pytest.fixture(autouse=True)
+def _asks_as_the_workflows_do() -> Iterator[None]:
+    """Losses may bring their gradients, as where `gradient_step` takes them."""
+    with door.precomputed_gradients():
+        yield
 
 
 def seeded(make: Callable[[], Any]) -> Any:

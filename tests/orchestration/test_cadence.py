@@ -50,3 +50,13 @@ def test_marks_survive_a_round_trip() -> None:
 def test_a_cadence_of_zero_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"evaluation\.{name} is 0: write a number above 0, or null for never"):
         Cadence(**{name: 0}, place="evaluation")
+
+
+def test_a_longer_run_with_a_coarser_cadence_is_due_at_its_next_multiple() -> None:
+    """A finished run that goes on has other marks: nine of 100 steps are two of 400."""
+    before = DueMarks(Cadence(every_steps=100))
+    assert before.due(Counts(agent_steps=900), 0.0)
+    after = DueMarks(Cadence(every_steps=400))
+    after.set_state(before.get_state())
+    assert not after.due(Counts(agent_steps=1100), 0.0)
+    assert after.due(Counts(agent_steps=1200), 0.0)

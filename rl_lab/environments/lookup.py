@@ -44,7 +44,8 @@ SUITES = (
 
 def suite_of(spec: GymnasiumSpec) -> Suite | None:
     """The suite an environment belongs to; None for a user's own."""
-    entry = spec.entry_point if isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
+    entry = spec.entry_point if isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", None)
+    entry = entry or ""  # a partial has no module
     if entry == "gymnasium.envs:_raise_mujoco_py_error":
         entry = "gymnasium.envs.mujoco"
     return next((suite for suite in SUITES if any(part in entry for part in suite.entry_points)), None)

@@ -233,3 +233,13 @@ def test_our_own_toys_are_praised(name: str) -> None:
 def test_a_good_environment_has_no_findings() -> None:
     assert check_environment(Good) == []
     assert Finding("error", "a", "b") == Finding("error", "a", "b")
+
+
+def test_an_environment_made_by_a_partial_belongs_to_no_suite() -> None:
+    import functools
+
+    from rl_lab.environments.lookup import suite_of
+
+    made = functools.partial(gym.make, "CartPole-v1")
+    made.__module__ = None  # type: ignore[assignment]
+    assert suite_of(gym.envs.registration.EnvSpec("mine-v0", entry_point=made)) is None

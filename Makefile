@@ -4,7 +4,7 @@
 #   make train PYTHON=/opt/python/bin/python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install train test check lint types format bench clean distclean
+.PHONY: help install train test check lint types format bench smoke clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,8 +13,9 @@ ARGS ?=
 TORCH ?=
 CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)
 TORCH_INDEX := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu)
-# Two workers on two cores: one thread each, or torch's thread pools fight over them.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+# Two workers on two cores: one thread each, or torch's thread pools fight over them. Each begins with one half of the
+# files, so that what the tests of a file share is made once; who is done first takes over some of the other's.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
 help:
 	@echo "make train    install into $(VENV) and train the default run (PPO on CartPole-v1); ARGS=... passes on"
@@ -22,6 +23,7 @@ help:
 	@echo "make check    format, lint, types, fast tests: before each commit"
 	@echo "make format   rewrite the code in the house format"
 	@echo "make bench    time PPO on CartPole-v1 beside Stable-Baselines3, and the live display"
+	@echo "make smoke    a few cycles of every experiment whose suite is installed; ARGS=dreamer: some of them"
 	@echo "make clean    remove caches and build products (runs/ is never touched); distclean: $(VENV) too"
 
 # The first Python >= 3.11 that can make a virtual environment; PYTHON=... chooses another.
@@ -41,7 +43,7 @@ $(VENV)/.installed-core: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-core
-	$(PIP) install -q $(TORCH_INDEX) -c constraints.txt -e ".[dev,box2d,minigrid,dmc,offline,export,sweeps]"
+	$(PIP) install -q $(TORCH_INDEX) -c constraints.txt -e ".[dev,box2d,minigrid,dmc,atari,crafter,vizdoom,retro,bsuite,popgym,offline,export,sweeps,wandb,hub]"
 	@touch $@
 
 $(VENV)/.installed-peers: $(VENV)/.installed-core
@@ -72,6 +74,9 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-peers
 	$(BIN)/python benchmarks/ppo_cartpole.py $(ARGS)
 	$(BIN)/python benchmarks/display.py
+
+smoke: $(VENV)/.installed-dev
+	@$(BIN)/rl-lab smoke $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

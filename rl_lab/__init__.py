@@ -20,13 +20,16 @@ if TYPE_CHECKING:
         Run,
         check_environment,
         collect,
+        compare,
         describe_environment,
         dream,
         evaluate,
+        find_runs,
         list_environments,
         load,
         make_env,
         play,
+        publish,
         resume,
         train,
     )
@@ -37,13 +40,16 @@ __all__ = [
     "Run",
     "check_environment",
     "collect",
+    "compare",
     "describe_environment",
     "dream",
     "evaluate",
+    "find_runs",
     "list_environments",
     "load",
     "make_env",
     "play",
+    "publish",
     "resume",
     "train",
 ]
@@ -53,7 +59,11 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         home = importlib.import_module("rl_lab.policy" if name == "Policy" else "rl_lab.api")
         return getattr(home, name)
-    raise AttributeError(f"module 'rl_lab' has no attribute '{name}'")
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, __all__, n=1)
+    hint = f". Did you mean '{close[0]}'?" if close else ""
+    raise AttributeError(f"module 'rl_lab' has no attribute '{name}'{hint}")
 
 
 def __dir__() -> list[str]:

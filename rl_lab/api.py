@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -20,8 +21,9 @@ from gymnasium.vector import VectorEnv
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.compose import apply_overrides, compose
 from rl_lab.config.spelling import spell
+from rl_lab.config.translate import unsaid
 from rl_lab.environments.base import Environment
-from rl_lab.environments.catalog import EnvInfo
+from rl_lab.environments.catalog import EnvDetails, EnvInfo, Missing
 from rl_lab.environments.checker import Finding
 from rl_lab.environments.factory import make_environment
 from rl_lab.environments.gymnasium_form import make_gymnasium
@@ -33,12 +35,15 @@ from rl_lab.experiment.export import SUFFIXES, PolicyFile, PolicyFormat, check_f
 from rl_lab.experiment.film import can_dream, film_dreams, record_video
 from rl_lab.experiment.load import load_actor, load_agent, open_config
 from rl_lab.experiment.policy_source import policy_of
+from rl_lab.experiment.publish import Published, publish_run
 from rl_lab.experiment.run import Run
 from rl_lab.orchestration.callbacks import Callback, Callbacks
 from rl_lab.policy import Policy
+from rl_lab.runs import hub
 from rl_lab.runs.checkpoint import CheckpointStore
+from rl_lab.runs.compare import Comparison, compare_runs
 from rl_lab.runs.film import FilmFiles
-from rl_lab.runs.index import resolve_run
+from rl_lab.runs.index import RunIndex, resolve_run
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.video import check_name, write_video
 from rl_lab.types import ConfigError, EnvSpec, RunError, did_you_mean
@@ -63,11 +68,11 @@ def train(
     runs_dir: str | Path | None = None,
     config_dir: str | Path | None = None,
     quiet: bool = False,
-    resume_existing: bool = False,
     on_row: Callback | None = None,
     on_evaluation: Callback | None = None,
     on_checkpoint: Callback | None = None,
     on_episode: Callback | None = None,
+    resume_existing: bool = False,
     **settings: Any,
 ) -> Run:
     """Train an experiment to its end. Settings are `seed=1` or, for a deeper key, `algorithm__discount=0.98`.
@@ -80,7 +85,8 @@ def train(
     words = [*overrides, *_as_words(settings)]
     if env is not None:
         experiment, words = experiment or "ppo", _with_environment(env, words)
-    config = compose(experiment, words, config_dir=None if config_dir is None else Path(config_dir))
+    with unsaid(quiet):
+        config = compose(experiment, words, config_dir=None if config_dir is None else Path(config_dir))
     trained = session.train(
         config,
         words,
@@ -136,12 +142,7 @@ def resume(
         if environment_id is not None and not is_handed(own := str(Run(directory).config["environment"]["id"])):
             raise ConfigError(f"Run {directory.id} was trained in '{own}' and goes on there: leave env out.")
         session.continue_run(
-            directory,
-            overrides=overrides,
-            trust=trust,
-            quiet=quiet,
-            environment_id=environment_id,
-            callbacks=callbacks,
+            directory, overrides=overrides, trust=trust, quiet=quiet, environment_id=environment_id, callbacks=callbacks
         )
         return Run(directory)
     config = open_config(directory, trust)
@@ -151,8 +152,10 @@ def resume(
     found = store.load_newest_valid(logging.getLogger("rl_lab").warning, Experiment.WARM_SECTIONS)
     if found is None:
         raise RunError(f"Run {directory.id} has no checkpoint to start from.")
+    with unsaid(quiet):
+        config = apply_overrides(config, overrides)
     started = session.start_run(
-        apply_overrides(config, overrides),
+        config,
         overrides=[*overrides, f"# {mode} from {directory.id}"],
         runs_dir=directory.path.parent,
         quiet=quiet,
@@ -164,6 +167,9 @@ def resume(
 
 def _as_words(settings: Mapping[str, Any]) -> list[str]:
     """Keywords as overrides; a dict may also add keys to its block, such as arguments of an environment."""
+    for key, value in settings.items():
+        if callable(value) and (hint := did_you_mean(key, [each.name for each in fields(Callbacks)])):
+            raise ConfigError(f"{key} is no setting, and no callback.{hint}")
     return [
         f"{'++' if isinstance(value, Mapping) else ''}{key.replace('__', '.')}={spell(value, key)}"
         for key, value in settings.items()
@@ -184,7 +190,7 @@ def _acting(
     num_envs: int | None = None,
 ) -> Iterator[tuple[RunDirectory, Agent, Evaluator]]:
     """A run's trained agent with environments to act in, which are closed at the end."""
-    directory = _directory(run, runs_dir)
+    directory = _to_look_at(run, runs_dir)
     config = open_config(directory, trust)
     if env is not None:
         config["environment"]["id"] = hand_over(env)
@@ -231,8 +237,9 @@ def load(
     trust: Sequence[str] = (),
 ) -> Policy:
     """A trained policy that keeps its own recurrent state and normaliser: `policy.act(observation)`. The environment
-    need not be installed. `device` replaces the run's own, such as "cpu"."""
-    directory = _directory(run, runs_dir)
+    need not be installed. `device` replaces the run's own, such as "cpu". `run` may also be a model on the Hugging Face
+    Hub, "user/model" or "user/model@revision"."""
+    directory = _to_look_at(run, runs_dir)
     config = open_config(directory, trust)
     if env is not None:
         config["environment"]["id"] = hand_over(env)
@@ -255,6 +262,22 @@ def export_policy(
     path = Path(output) if output is not None else directory.output(f"policy{SUFFIXES[format or 'torch'][0]}")
     check_format(path, format)
     return load(directory.path, checkpoint=checkpoint, device="cpu", trust=trust).export(path)
+
+
+def publish(
+    run: RunReference,
+    *,
+    repo: str,
+    private: bool = False,
+    dry_run: bool = False,
+    license: str = "mit",
+    checkpoint: str = "latest",
+    runs_dir: str | Path | None = None,
+) -> Published:
+    """Upload a run's policy, config and a model card to the Hugging Face Hub, or with `dry_run` only say what would be
+    uploaded; `rl_lab.load(repo)` restores it. See docs/publish.md."""
+    directory = _directory(run, runs_dir)
+    return publish_run(directory, repo, private=private, dry_run=dry_run, license=license, checkpoint=checkpoint)
 
 
 def play(
@@ -288,6 +311,7 @@ def collect(
     *,
     output: str | Path | None = None,
     environment: str | None = None,
+    env: EnvSource | None = None,
     steps: int | None = None,
     episodes: int | None = None,
     format: Format = "npz",
@@ -301,7 +325,12 @@ def collect(
     trust: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> Dataset:
-    """Write a dataset from a run's policy, or from the "random" one in `environment`; see docs/datasets.md."""
+    """Write a dataset from a run's policy, or from the "random" one in `environment`; see docs/datasets.md. `env` is an
+    environment as an object, as in `train`."""
+    if env is not None:
+        if environment is not None:
+            raise ConfigError(f"env and environment='{environment}' name two environments: leave one out.")
+        environment = hand_over(env)
     run = None if source == "random" else _directory(source, runs_dir)
     if output is None and (run is None or format == "minari"):
         raise ConfigError("Say where the dataset goes: --output data/cartpole, or cartpole/random-v0 for Minari.")
@@ -322,9 +351,9 @@ def dream(
     horizon: int = 45,
     context: int = 5,
     sequences: int = 4,
+    seed: int | None = None,
     output: str | Path | None = None,
     checkpoint: str | Path = "latest",
-    seed: int | None = None,
     env: EnvSource | None = None,
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
@@ -346,6 +375,43 @@ def dream(
         evaluator.progress = progress
         path = Path(output) if output is not None else directory.output("videos", "dream.mp4")
         return film_dreams(agent.workflow, evaluator, path, sequences=sequences, context=context, horizon=horizon)
+
+
+def find_runs(
+    text: str | None = None,
+    *,
+    where: str | Sequence[str] = (),
+    sort: str | None = None,
+    limit: int | None = None,
+    runs_dir: str | Path | None = None,
+) -> list[Run]:
+    """The runs that fit, newest first or by `sort`: `find_runs(where=["algorithm=ppo", "eval/return>200"])`. What may
+    stand in `where`: docs/compare.md."""
+    folder = _runs_dir(runs_dir)
+    rows = RunIndex(folder).find(text, where=[where] if isinstance(where, str) else where, sort=sort)
+    return [Run(RunDirectory.open(folder / row["id"])) for row in rows[:limit]]
+
+
+def compare(
+    *runs: RunReference,
+    where: str | Sequence[str] = (),
+    metrics: str | Sequence[str] = "eval/return",
+    x: str = "env_frames",
+    at: float | None = None,
+    group_by: str | Sequence[str] = (),
+    against: str | Sequence[str] = (),
+    runs_dir: str | Path | None = None,
+) -> Comparison:
+    """Runs side by side, seeds of one method as one group: `.tables()`, `.plot()`, `.write("compare.html")`. Runs are
+    named, or chosen by `where`; see docs/compare.md."""
+    chosen = [_directory(run, runs_dir) for run in runs]
+    if where:
+        chosen += [run.directory for run in reversed(find_runs(where=where, runs_dir=runs_dir))]
+    if not chosen:
+        raise RunError(f"compare: no run in {_runs_dir(runs_dir)} fits; `rl_lab.find_runs()` gives them all.")
+    names, keys, others = ([each] if isinstance(each, str) else list(each) for each in (metrics, group_by, against))
+    unique = list({run.path: run for run in chosen}.values())
+    return compare_runs(unique, metrics=names, x=x, at=at, group_by=keys, against=others)
 
 
 @overload
@@ -375,6 +441,27 @@ def list_environments(text: str | None = None, *, all_versions: bool = False) ->
     return catalog.list_environments(text, all_versions=all_versions)
 
 
+def missing_suites(text: str | None = None) -> list[Missing]:
+    """Suites of environments that are not installed, each with the command that installs it."""
+    from rl_lab.environments import catalog
+
+    return catalog.missing_suites(text)
+
+
+def how_to_install(id: str) -> str:
+    """The command that installs an environment's suite; empty where it is installed."""
+    from rl_lab.environments import catalog
+
+    return catalog.how_to_install(id)
+
+
+def look_at_environment(id: str) -> EnvDetails:
+    """Its spec, how it would be run and saved, and a rendered frame: it is built, reset and stepped a little."""
+    from rl_lab.environments import catalog
+
+    return catalog.look_at(id)
+
+
 def describe_environment(id: str) -> EnvSpec:
     """Spaces, labels, limits and solved threshold of an environment."""
     from rl_lab.environments import catalog
@@ -392,7 +479,18 @@ def check_environment(id: str) -> list[Finding]:
     return checker.check_environment(lambda: gymnasium.make(registered, disable_env_checker=True))
 
 
+def _to_look_at(run: RunReference, runs_dir: str | Path | None) -> RunDirectory:
+    """A run here, or one on the Hub, of which there is a copy here then."""
+    if isinstance(run, str) and hub.is_hub_name(run):
+        return RunDirectory.open(hub.download(run))
+    return _directory(run, runs_dir)
+
+
 def _directory(run: RunReference, runs_dir: str | Path | None) -> RunDirectory:
     if isinstance(run, Run):
         return run.directory
-    return resolve_run(run, Path(runs_dir if runs_dir is not None else "runs"))
+    return resolve_run(run, _runs_dir(runs_dir))
+
+
+def _runs_dir(runs_dir: str | Path | None) -> Path:
+    return Path(runs_dir if runs_dir is not None else "runs")

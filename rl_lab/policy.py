@@ -54,6 +54,10 @@ class Policy:
         self._begins: np.ndarray  # of the last call's observations: those whose episodes are new
         self.reset()
 
+    def __repr__(self) -> str:
+        kind = self.spec.action.kind
+        return f"<Policy of {type(self.workflow).__name__} for {self.spec.id}: {kind} actions, on {self.device}>"
+
     def environment(self, *, num_envs: int | None = None, render: bool = False) -> Any:
         """The environment this policy acts in, with the wrappers of its config, in Gymnasium's form: a gymnasium.Env
         or, with `num_envs`, a vector environment (after each step, `policy.reset(terminated | truncated)`). `render`

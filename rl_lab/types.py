@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:  # only names in annotations: commands that train nothing start without torch
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from torch import Tensor
@@ -51,6 +51,14 @@ class RunError(RLLabError, RuntimeError):
 
 class EnvironmentFault(RLLabError, RuntimeError):
     """An environment broke its contract while a run was under way."""
+
+
+class NonFiniteRow(EnvironmentFault):
+    """An environment sent a number that is not finite: which (`reward`, or a key of its observation), and where."""
+
+    def __init__(self, message: str, *, name: str, env_index: int, index: tuple[int, ...], value: str) -> None:
+        super().__init__(message)
+        self.name, self.env_index, self.index, self.value = name, env_index, index, value
 
 
 class MissingExtraError(RLLabError, ImportError):
@@ -125,6 +133,7 @@ class EnvSpec:
     frames_per_step: int = 1  # raw simulator frames one agent step advances (action repeat)
     render_fps: int = 30
     description: str = ""
+    outcomes: tuple[str, ...] = ()  # numbers beside the return that an episode ends with: success, game_score
 
     @property
     def has_action_mask(self) -> bool:
@@ -143,12 +152,15 @@ class EnvRows:
     is_first: np.ndarray  # bool [N]
     is_last: np.ndarray  # bool [N]
     is_terminal: np.ndarray  # bool [N]
+    outcome: dict[str, np.ndarray] = field(default_factory=dict)  # float32 [N] each, read where is_last; NaN: none
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> EnvRows:
         """The same rows with `function` applied to every array."""
         observation = {key: function(values) for key, values in self.observation.items()}
-        flags = (self.is_first, self.is_last, self.is_terminal)
-        return EnvRows(observation, function(self.reward), *(function(values) for values in flags))
+        outcome = {key: function(values) for key, values in self.outcome.items()}
+        names = ("reward", "is_first", "is_last", "is_terminal")
+        arrays: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
+        return EnvRows(observation, **arrays, outcome=outcome)
 
 
 @dataclass(frozen=True)
@@ -208,6 +220,7 @@ class Episode:
     length: int  # agent steps
     is_terminal: bool  # False: a time limit ended it
     is_cut: bool = False  # by an evaluation's time-out: the environment would have gone on
+    outcome: dict[str, float] = field(default_factory=dict)  # what the environment says of it, see EnvSpec.outcomes
 
 
 @dataclass(frozen=True)
@@ -220,20 +233,28 @@ class CollectResult:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """Parameters and their gradients; `joined` is the memory of them all, where they lie in one piece."""
+
+    parameters: Sequence[Tensor]
+    values: Sequence[Tensor]
+    joined: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class LossOutput:
     """Named loss terms (names = `loss_scales` keys = `loss/<name>` in logs), metrics, and by-products."""
 
     terms: dict[str, Tensor]
     metrics: Metrics = field(default_factory=dict)
     aux: Batch = field(default_factory=dict)
-    gradients: tuple[tuple[Tensor, Tensor], ...] | None = None
-    """Parameters and their gradients of the sum of the terms, where a fast path knows them: the terms have no graph."""
+    gradients: Callable[[Mapping[str, float | Tensor]], Gradients] | None = None
+    """Of a scale per term, the gradients of the scaled sum, where a fast path knows them: the terms have no graph."""
 
     def total(self, scales: Mapping[str, float | Tensor]) -> Tensor:
         """The scaled sum; a term without a scale, or a scale without a term, is our own mistake. Scales are numbers, or
         0-dim tensors where a CUDA graph reads them."""
         assert self.terms.keys() == scales.keys(), f"loss terms {sorted(self.terms)} != scales {sorted(scales)}"
-        assert self.gradients is None or set(scales.values()) == {1.0}, "gradients that are known are of the plain sum"
         total: Tensor | None = None
         for name, term in self.terms.items():
             scale = scales[name]

@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.runs import report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import ConfigError, RunError
+from rl_lab.utils.formatting import format_duration
 from rl_lab.utils.processes import ASKING
 from rl_lab.utils.tree import leaves_with_paths
 from rl_lab.workflows.ppo import PPO
 
+BLIND = ["algorithm.epochs=8", "debug.check_finite=false"]  # it is seen in the metrics of the update, not before
 DEBUG = ["preset=debug", "training.phases.train.collect_steps=16", "algorithm.epochs=1"]
 
 
@@ -53,6 +56,20 @@ def test_a_finished_run_leaves_everything_behind(finished: api.Run) -> None:
     rows = [json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()]
     assert [row["updates"] for row in rows] == [1, 2, 3, 3]
     assert rows[-1]["eval/episodes"] == 2
+
+
+def test_status_report_and_rows_tell_one_time(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training's, evaluations included, without the video and the report, which come after it."""
+
+    def slow_report(run: RunDirectory, *, state: str, is_drawn: bool) -> Path:
+        sleep(1.0)
+        return report.write_report(run, state=state, is_drawn=is_drawn)
+
+    monkeypatch.setattr(session, "write_report", slow_report)
+    run = train(runs_dir)
+    seconds = run.status["wall_s"]
+    assert 0.0 <= seconds - run.metrics()["wall_s"][-1] < 0.5
+    assert f"| wall time | {format_duration(seconds)} |" in (run.path / "report.md").read_text()
 
 
 def test_settings_may_be_keywords(runs_dir: Path) -> None:
@@ -120,6 +137,8 @@ def test_a_value_that_no_config_can_hold_is_refused(runs_dir: Path) -> None:
         train(runs_dir, environment__kwargs={"a": object()})
     with pytest.raises(ConfigError, match="does not accept kwargs.*reward.*It takes"):
         train(runs_dir, environment__kwargs={"suton_barto_reward": True})
+    with pytest.raises(ConfigError, match=r"on_rows is no setting, and no callback. Did you mean 'on_row'\?"):
+        train(runs_dir, on_rows=print)
 
 
 def test_an_id_that_is_taken_is_refused(finished: api.Run) -> None:
@@ -209,7 +228,7 @@ def test_a_failure_is_recorded_with_its_reason(runs_dir: Path, monkeypatch: pyte
 
 def test_a_loss_that_is_not_finite_fails_the_run_with_advice(runs_dir: Path) -> None:
     with pytest.raises(RunError, match="is not finite at .* agent steps, so learning stopped"):
-        train(runs_dir, "optimizers.controller.learning_rate=1e30", "algorithm.epochs=8", run_id="broken")
+        train(runs_dir, "optimizers.controller.learning_rate=1e30", *BLIND, run_id="broken")
     assert "smaller learning rate" in json.loads((runs_dir / "broken" / "status.json").read_text())["message"]
 
 
@@ -320,8 +339,11 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [*((stage, signal.SIGINT) for stage in STAGES), ("final evaluation", signal.SIGTERM), ("report", signal.SIGTERM)],
+    ids=lambda each: getattr(each, "name", each),
+)
 def test_where_a_run_only_looks_the_first_signal_leaves_and_a_resumed_run_repeats_the_end(
     runs_dir: Path, monkeypatch: pytest.MonkeyPatch, stage: str, number: signal.Signals, finished: api.Run
 ) -> None:
@@ -378,7 +400,7 @@ def test_a_finished_run_is_not_resumed(finished: api.Run) -> None:
 
 def test_an_exact_resume_takes_no_overrides_that_change_a_number(interrupted: api.Run) -> None:
     with pytest.raises(
-        ConfigError, match="seed=1: an exact resume .* changes only environment.max_restarts and .*optim"
+        ConfigError, match="seed=1: an exact resume .* changes only environment.max_restarts, .* and how long .*optim"
     ):
         api.resume(interrupted, overrides=["seed=1"])
 

@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 # Where an exception of any kind is met, file and function: user code runs inside, and why is said there.
 BROAD_EXCEPTS = {
-    "rl_lab/environments/cell.py": {"begin", "step", "_rebuild", "close", "_is_restored"},
+    "rl_lab/environments/cell.py": {"begin", "prepare", "step", "_rebuild", "close", "_is_restored"},
     "rl_lab/environments/checker.py": {"_call"},
     "rl_lab/environments/factory.py": {"make_native"},
     "rl_lab/environments/handed.py": {"__call__"},
@@ -59,6 +59,7 @@ BROAD_EXCEPTS = {
     "rl_lab/environments/rendering.py": {"take"},
     "rl_lab/environments/vector.py": {"reset", "step"},
     "rl_lab/environments/wrappers.py": {"apply_wrappers"},
+    "rl_lab/metrics/sinks.py": {"_attempt"},
     "rl_lab/orchestration/callbacks.py": {"_call"},
 }
 

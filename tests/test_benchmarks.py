@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from rl_lab.runs.compare import compare_runs
+from rl_lab.runs.index import RunIndex
+from rl_lab.runs.run_directory import RunDirectory
+
 
 def benchmark(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "benchmarks" / f"{name}.py")
@@ -24,7 +28,8 @@ BENCHMARK = benchmark("ppo_cartpole")
 
 
 def run(side: str, seed: int, seconds: float, steps: int, *, reached: bool, what: str = "time to 475") -> Any:
-    return BENCHMARK.Measurement(what, side, seed, seconds, steps, reached, 0.06 if side == "rl-lab" else None)
+    waiting = 0.06 if side == "rl-lab" else None
+    return BENCHMARK.Measurement(what, side, seed, seconds, steps, reached, seconds, waiting)
 
 
 RATES = [
@@ -49,7 +54,7 @@ def test_only_runs_that_reach_the_goal_have_a_time() -> None:
         "3.00 (90,000 to 120,000 steps; 2 of 3 reached) | 15.00 (65,000 to 65,000 steps; 3 of 3 reached) | **5.0**"
         in text
     )
-    assert "| 10,000 | 4,000 | **2.50** | ≥ 2.5 |" in text
+    assert "| 10,000 | 4,000 | **2.50** (2.50 by CPU time) | ≥ 2.5 |" in text
 
 
 def test_without_a_run_that_reaches_the_goal_there_is_no_ratio() -> None:
@@ -60,3 +65,38 @@ def test_without_a_run_that_reaches_the_goal_there_is_no_ratio() -> None:
 
 def test_the_reported_seeds_are_not_those_that_settings_were_chosen_on() -> None:
     assert not set(BENCHMARK.SEEDS) & {*range(5), *range(100, 106)}
+
+
+def test_the_runs_of_the_research_day_are_runs(tmp_path: Path) -> None:
+    day = benchmark("research_day")
+    for number in range(10):
+        run = day.make_run(tmp_path, number, discount=0.9 + number // 5 / 100, environment="CartPole-v1")
+        day.write_rows(run, 30, seed=number, best=300.0)
+    rows = RunIndex(tmp_path).find(where=["algorithm=ppo", "algorithm.discount<0.905"], sort="eval/return")
+    assert len(rows) == 2 and rows[0]["eval/episode_return_mean"] > 200.0
+    found = compare_runs([RunDirectory.open(path) for path in sorted(tmp_path.iterdir()) if path.is_dir()])
+    assert [len(group.members) for group in found.groups] == [5, 5]
+    cost = day.Cost(0.4, 0.3)
+    text = day.report(day.Figures(10, cost, cost, cost, 20, 30, cost, 0.5))
+    assert "| list 10 runs by a filter, sorted | 0.40 | 0.30 | at most 0.5 s |" in text
+
+
+def test_environments_are_compared_in_turns_by_the_median_of_the_ratios() -> None:
+    """A clock that advances by what each side costs: ours 2 seconds a step, the bare one 1."""
+    environments = benchmark("environments")
+    now, order = [0.0], []
+
+    def side(name: str, cost: float) -> Any:
+        def advance(count: int) -> None:
+            order.append(name)
+            now[0] += cost * count
+
+        return advance
+
+    figure = environments.compare(
+        "x", side("ours", 2.0), side("bare", 1.0), goal=0.9, rounds=3, seconds=4.0, clock=lambda: now[0]
+    )
+    assert (figure.ours, figure.bare, figure.ratio) == (0.5, 1.0, 0.5)
+    assert order[-6:] == ["bare", "ours", "ours", "bare", "bare", "ours"]
+    assert environments.scaled(figure, 8).bare == 8.0 and environments.scaled(figure, 8).ratio == 0.5
+    assert figure.line() == "| x | 0 | 1 | 0.50 | ≥ 0.9 |"

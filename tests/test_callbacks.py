@@ -50,11 +50,12 @@ def test_callbacks_get_plain_values_and_change_no_bit(runs: Path) -> None:
     assert [row["updates"] for row in seen["on_row"]] == run.metrics()["updates"].tolist()
     assert [each["eval/episodes"] for each in seen["on_evaluation"]] == [2.0, 2.0, 2.0]
     assert len(seen["on_episode"]) == run.status["counts"]["episodes"] > 0
-    assert seen["on_episode"][0].keys() == {"env_index", "episode_return", "length", "is_terminal"}
+    assert seen["on_episode"][0].keys() == {"env_index", "episode_return", "length", "is_terminal", "outcome"}
     saved = seen["on_checkpoint"][-1]
     assert saved["path"] == (run.path / "checkpoints" / "latest").resolve()
     assert saved["score"] == run.status["final_score"]
     assert any(each["is_best"] for each in seen["on_checkpoint"])
+    assert all(episode.pop("outcome") == {} for episode in seen["on_episode"])  # this environment tells none
     values = [value for moments in seen.values() for moment in moments for value in moment.values()]
     assert all(value is None or isinstance(value, int | float | Path) for value in values)
 

@@ -20,7 +20,7 @@ from rl_lab.types import Batch
 from tests.tiny_dreamer import TINY_OLDER_DREAMER
 
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "bincount", "_unique2")
-SMALL = ["preset=debug", "evaluation.final_episodes=0", "training.limit_cycles=null"]
+SMALL = ["preset=debug", "debug.check_finite=false", "evaluation.final_episodes=0", "training.limit_cycles=null"]
 OLDER = [*TINY_OLDER_DREAMER, "environment.num_envs=2", "training.phases.prefill.duration_steps=100"]
 CASES = {
     "dqn": ["dqn_cartpole", "q_values=expected"],
@@ -39,6 +39,10 @@ CASES = {
         *OLDER,
     ],
     "planet": ["planet_pendulum", "training.phases.prefill.duration_steps=100"],
+    "tdmpc2": [
+        *("tdmpc2_pendulum", "training.phases.prefill.duration_steps=100"),
+        *("training.phases.pretrain.duration_updates=1", "training.phases.train.updates_per_step=0.25"),
+    ],
     "the example of docs/add_an_algorithm.md": ["CartPole-v1:soft_q"],
 }
 MY_ALGORITHM = Path(__file__).parents[1] / "examples" / "my_algorithm"

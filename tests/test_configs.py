@@ -17,7 +17,7 @@ from rl_lab.config.construct import parameters_of, resolve_target
 from rl_lab.config.experiments import list_experiments
 from rl_lab.config.explain import documented_keys
 from rl_lab.config.files import PACKAGE_CONFIGS
-from rl_lab.config.schema import CheckpointBlock, EvaluationBlock, LoggingBlock, RunsBlock, StopBlock
+from rl_lab.config.schema import CheckpointBlock, DebugBlock, EvaluationBlock, LoggingBlock, RunsBlock, StopBlock
 from rl_lab.environments.factory import make_environment
 from rl_lab.experiment.build import check
 from rl_lab.training.optimizer import Optimizer
@@ -96,6 +96,16 @@ TASKS = {  # environment, kind of its image or vector, environments, frames per 
     "dmc_vision": ("dmc/walker_walk", "pixels", 16, 1, 0.25),
     "minigrid": ("MiniGrid-DoorKey-5x5-v0", None, 16, 1, 1.0),
     "classic_control": ("CartPole-v1", None, 4, 1, 1.0),
+    "atari": ("atari/pong", "grey", 16, 1, 0.03125),
+    "atari100k": ("atari/pong", "rgb", 1, 1, 0.25),
+    "crafter": ("rl_lab/Crafter-v1", None, 1, 1, 0.5),
+    "memory_maze": ("memory_maze/9x9", None, 8, 1, 0.25),
+    "vizdoom": ("vizdoom/basic", None, 8, 1, 0.25),
+    "bsuite": ("bsuite/catch", None, 1, 1, 1.0),
+    "popgym": ("popgym-RepeatPreviousEasy-v0", None, 16, 1, 1.0),
+    "retro": ("rl_lab/Retro-v0", None, 4, 1, 0.25),
+    "minecraft": ("minecraft/minerl", None, 16, 1, 0.03125),
+    "procgen": ("envpool/CoinrunHard-v0", None, 16, 1, 0.0625),
 }
 
 
@@ -182,6 +192,7 @@ def test_every_option_of_an_optimizer_can_be_overridden(file: Path) -> None:
         ("environment", make_environment, {"seed", "stream", "render"}),
         ("evaluation", EvaluationBlock, set()),
         ("logging", LoggingBlock, set()),
+        ("debug", DebugBlock, set()),
         ("runs", RunsBlock, set()),
         ("runtime", Runtime, set()),
         ("training.checkpoint", CheckpointBlock, set()),
@@ -199,7 +210,12 @@ def test_defaults_in_yaml_and_code_agree_where_the_block_is_optional() -> None:
     """A block left out of a Python-made config must behave as the shipped one does."""
     config = compose("ppo")
     assert config["logging"].pop("highlight")  # each algorithm's own; a block left out highlights none
-    for path, schema in (("evaluation", EvaluationBlock), ("logging", LoggingBlock), ("runs", RunsBlock)):
+    for path, schema in (
+        ("evaluation", EvaluationBlock),
+        ("logging", LoggingBlock),
+        ("runs", RunsBlock),
+        ("debug", DebugBlock),
+    ):
         assert schema(**config[path]) == schema(), path
     assert StopBlock(**config["training"]["stop"]) == StopBlock()
     assert CheckpointBlock(**config["training"]["checkpoint"]) == CheckpointBlock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -73,6 +74,16 @@ def test_a_run_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run and one that was cut short, to be copied and not changed."""
+    runs_dir = tmp_path_factory.mktemp("runs")
+    train(runs_dir, "whole")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        cut_short(runs_dir, "cut", monkeypatch)
+    return runs_dir
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -86,13 +97,12 @@ def flip_a_byte(path: Path) -> None:
 @pytest.mark.parametrize("damage", [truncate, flip_a_byte, Path.unlink])
 @pytest.mark.parametrize("file", ["controllers.pt", "manifest.json"])
 def test_a_damaged_checkpoint_is_left_for_the_previous_one_loudly(
-    damage: Any, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Any, file: str, trained_once: Path, tmp_path: Path
 ) -> None:
-    train(tmp_path, "whole")
-    path = cut_short(tmp_path, "cut", monkeypatch)
+    path = shutil.copytree(trained_once / "cut", tmp_path / "cut", symlinks=True)
     damage((path / "checkpoints" / "latest").resolve() / file)
     api.resume("cut", runs_dir=tmp_path, quiet=True)
-    assert_same_run(path, tmp_path / "whole")
+    assert_same_run(path, trained_once / "whole")
     assert file in (path / "run.log").read_text()
     assert "warning" in (path / "run.log").read_text()
 

@@ -17,6 +17,7 @@ from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
+from tests.tiny_tdmpc2 import TINY_TDMPC2
 
 GOLDEN = Path(__file__).parent / "golden.json"
 SMALL = ["environment.num_envs=4", "training.phases.train.collect_steps=16", "evaluation.final_episodes=0"]
@@ -78,6 +79,9 @@ CASES = {
     "dreamer_v3_2023": ["dreamer_v3_2023", "environment=gymnasium", "environment.id=Pendulum-v1", *OLDER_DREAMER],
     "dreamer_v3_pixels": ["rl_lab/PixelCatch-v0:dreamer", *DREAMER],
     "planet": ["rl_lab/PointMass-v0:planet", *TINY_PLANET, *DREAMER[-6:]],
+    "tdmpc2": [
+        *("rl_lab/PointMass-v0:tdmpc2", *TINY_TDMPC2, "training.phases.pretrain.duration_updates=3", *SAC),
+    ],
     "sac_pixels": ["sac_pixels", "buffers.replay.batch_size=16", *SAC],
     "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=24"],
 }

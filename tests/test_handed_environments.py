@@ -217,3 +217,14 @@ def test_made_environments_speak_rows_or_native_units() -> None:
         rl_lab.make_env("Pendulum-v1", native=True, num_env=2)
     with pytest.raises(ConfigError, match="num_envs is 0: write a whole number of at least 1, or None"):
         rl_lab.make_env("Pendulum-v1", native=True, num_envs=0)
+
+
+def test_a_dataset_is_collected_in_an_environment_object(tmp_path: Path) -> None:
+    written = rl_lab.collect("random", env=make_line, episodes=3, output=tmp_path / "random", num_envs=2)
+    assert written.environment == "python/make_line" and written.episodes == 3
+    run = rl_lab.train("ppo", env=Line, overrides=SHORT, runs_dir=tmp_path, quiet=True)
+    assert rl_lab.collect(run, env=Line(), steps=20, output=tmp_path / "own").agent_steps >= 20
+    forget()
+    assert rl_lab.collect(run, env=make_line, steps=20, output=tmp_path / "anew").environment == "python/make_line"
+    with pytest.raises(ConfigError, match="env and environment='CartPole-v1' name two environments: leave one out"):
+        rl_lab.collect("random", env=Line, environment="CartPole-v1", steps=9, output=tmp_path / "two")

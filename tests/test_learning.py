@@ -8,6 +8,7 @@ from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
 from tests.tiny_dreamer import TINY_DREAMER, TINY_OLDER_DREAMER
 from tests.tiny_planet import TINY_PLANET
+from tests.tiny_tdmpc2 import TINY_TDMPC2
 
 FAST_PPO = [
     "environment.num_envs=16",
@@ -60,7 +61,7 @@ def test_ppo_learns_from_pixels() -> None:
 
 def test_ppo_with_memory_solves_what_ppo_without_cannot() -> None:
     assert score("ppo_recall", steps(40_000)) > 0.95
-    assert score("ppo_recall", "memory=none", steps(40_000)) < 0.7
+    assert score("ppo_recall", "memory=none", steps(10_000)) < 0.7  # it can only toss a coin, however long it learns
 
 
 @pytest.mark.parametrize("experiment", ["reinforce_cartpole", "reinforce_cartpole_no_baseline"])
@@ -85,6 +86,7 @@ def test_dqn_learns(switches: list[str]) -> None:
     assert score("rl_lab/Corridor-v0:dqn", *FAST_DQN, *switches, steps(6_000)) > 0.9
 
 
+@pytest.mark.slow
 def test_dqn_learns_quantiles_under_action_masks() -> None:
     solved = score_limit("rl_lab/MaskedChain-v0")
     assert score("rl_lab/MaskedChain-v0:dqn", *FAST_DQN, "q_values=quantile", steps(6_000)) >= solved
@@ -119,6 +121,7 @@ def test_dreamer_learns_in_its_dreams() -> None:
     assert score("rl_lab/Corridor-v0:dreamer", *TINY_DREAMER, *short_sighted, steps(1_200)) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["infonce", "barlow"])
 def test_dreamer_learns_without_a_decoder(decoder: str) -> None:
     tiny = [word for word in TINY_DREAMER if not word.startswith("components.decoder.")]
@@ -126,6 +129,7 @@ def test_dreamer_learns_without_a_decoder(decoder: str) -> None:
     assert score("rl_lab/Corridor-v0:dreamer", f"decoder={decoder}", *tiny, *short_sighted, steps(1_000)) > 0.9
 
 
+@pytest.mark.slow
 def test_dreamer_remembers_what_it_saw() -> None:
     """The cue is gone when it is asked for, one step later: who forgets it is right half of the time."""
     small = [
@@ -138,24 +142,18 @@ def test_dreamer_remembers_what_it_saw() -> None:
 
 
 SMALL_V1 = ["components.dynamics.latent.size=4", "algorithm.free_nats=1.0"]
+SMALL_V2 = [
+    *("components.dynamics.latent.groups=8", "components.dynamics.latent.classes=8"),
+    "optimizers.actor.learning_rate=1e-3",
+]
 
 
 @pytest.mark.parametrize(
     ("experiment", "parts", "count"),
     [
         ("dreamer_v1", SMALL_V1, 1_500),
-        (
-            "dreamer_v2",
-            ["components.dynamics.latent.groups=8", "components.dynamics.latent.classes=8"]
-            + ["optimizers.actor.learning_rate=1e-3"],
-            1_600,
-        ),
-        (
-            "dreamer_v3_2023",
-            ["environment=gymnasium", "components.dynamics.latent.groups=8", "components.dynamics.latent.classes=8"]
-            + ["optimizers.actor.learning_rate=1e-3"],
-            1_600,
-        ),
+        pytest.param("dreamer_v2", SMALL_V2, 1_600, marks=pytest.mark.slow),
+        pytest.param("dreamer_v3_2023", ["environment=gymnasium", *SMALL_V2], 1_600, marks=pytest.mark.slow),
     ],
 )
 def test_the_older_dreamers_learn_through_their_models(experiment: str, parts: list[str], count: int) -> None:
@@ -166,6 +164,11 @@ def test_the_older_dreamers_learn_through_their_models(experiment: str, parts: l
 def test_planet_learns_a_model_that_is_worth_planning_in() -> None:
     learnt = score("rl_lab/PointMass-v0:planet", *TINY_PLANET, "evaluation.final_episodes=10", steps(1_000))
     assert learnt > 1.5 * score_limit("rl_lab/PointMass-v0")  # returns < 0; untaught, its plans bring about -36
+
+
+def test_tdmpc2_learns_to_plan_with_its_model() -> None:
+    learnt = score("rl_lab/PointMass-v0:tdmpc2", *TINY_TDMPC2, "evaluation.final_episodes=10", steps(1_200))
+    assert learnt > 1.5 * score_limit("rl_lab/PointMass-v0")  # returns < 0
 
 
 def score_limit(environment_id: str) -> float:

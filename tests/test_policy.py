@@ -185,6 +185,9 @@ def test_a_policy_acts_in_its_environment_alone_and_in_many_and_after_pickling(r
         if terminated or truncated:
             break
     again = pickle.loads(pickle.dumps(policy))
+    assert repr(again) == repr(policy) and f" for {policy.spec.id}: {policy.spec.action.kind} actions, on cpu>" in repr(
+        policy
+    )
     state = torch.get_rng_state()
     action = policy.act(observation)
     torch.set_rng_state(state)

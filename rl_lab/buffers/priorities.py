@@ -6,6 +6,7 @@ that was never written, or a row whose sequence would cross the write head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from math import inf, isfinite, nextafter
 
@@ -130,6 +131,11 @@ class StartPriorities:
         mass[:, len(stored) :] = self.largest if is_last is None else np.where(is_last[:, opened], 0.0, self.largest)
         leaves = self._first_leaves[:, None] + np.concatenate([stored, opened])
         self.tree.set(leaves.ravel(), mass.ravel())
+
+    def close(self, times: Sequence[int]) -> None:
+        """No sequence may start at these times."""
+        slots = np.asarray(times, np.int64) % self.slots_per_env
+        self.tree.set((self._first_leaves[:, None] + slots).ravel(), 0.0)
 
     def update(self, leaf: np.ndarray, is_there: np.ndarray | None, priority: np.ndarray) -> None:
         """New priorities of starts; what is no start any more is passed over. `is_there` None: all of them are."""

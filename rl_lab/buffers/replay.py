@@ -159,7 +159,7 @@ class Replay:
 
     def _break_off(self, row: Batch) -> Batch:
         """Rows in between went to another buffer: here the episodes end as at a time limit, and new ones begin."""
-        self.cut()
+        Replay.cut(self)
         return {**row, "is_first": torch.ones_like(row["is_first"]), "reward": torch.zeros_like(row["reward"])}
 
     def cut(self) -> None:

@@ -6,6 +6,9 @@
 
 The online queue holds every sequence of T rows once, in the order of collection; sequences in it do not overlap.
 Training that keeps pace with collection then sees each row soon, whatever the mixture.
+
+    time        7   8   9 | 10  11  12  13      | a cut: the environments are others from here on
+    starts      7              10               T = 3, numbered 0, 1: none leads over the cut
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class SequenceReplay(Replay):
         if self.recency_power < 1.0:
             raise ConfigError(f"Replay: recency_power is {self.recency_power}; write 1 (uniform) or more, such as 4.")
         self.fractions = [fraction / sum(fractions) for fraction in fractions]
+        self._cuts: list[int] = []  # times from which on the environments are others, oldest first
         self._fresh: deque[int] = deque()  # indices of sequences that no batch has held yet, oldest first
         if self.priority > 0:
             self._priorities = StartPriorities(
@@ -65,11 +69,46 @@ class SequenceReplay(Replay):
 
     def _rows_stored(self, begin: int, end: int) -> None:
         super()._rows_stored(begin, end)
+        completed = self._completed_by(begin, end)
+        over_a_cut = [start for start in completed if self._leads_over_a_cut(start)] if self._cuts else []
+        if over_a_cut and self._priorities is not None:
+            self._priorities.close(over_a_cut)
         if self.online_queue:
-            for start in self._completed_by(begin, end):
-                if start % self.sequence_length == 0:
+            for start in completed:
+                if start % self.sequence_length == 0 and start not in over_a_cut:
                     self._fresh.extend(range(start * self.num_envs, (start + 1) * self.num_envs))
             self._forget_overwritten()
+
+    # --- where the environments change -----------------------------------------------------------
+
+    def cut(self) -> None:
+        """Episodes under way end, and no sequence leads from the rows so far into those to come."""
+        super().cut()
+        self._cuts = [cut for cut in self._cuts if cut > self._begin] + [self._answered]
+
+    def _leads_over_a_cut(self, start: int) -> bool:
+        return any(start < cut < start + self.sequence_length for cut in self._cuts)
+
+    def _stretches(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first start of each stretch between two cuts, and how many starts it has."""
+        edges = [self._begin, *(cut for cut in self._cuts if self._begin < cut < self._end), self._end]
+        counts = np.diff(edges) - self.sequence_length + 1
+        return np.array(edges[:-1])[counts > 0], counts[counts > 0]
+
+    @property
+    def _num_starts(self) -> int:
+        return int(self._stretches()[1].sum()) if self._cuts else super()._num_starts
+
+    def _time_of(self, number: np.ndarray) -> np.ndarray:
+        """The times of starts, which are numbered from the oldest on."""
+        if not self._cuts:
+            return number + self._begin
+        firsts, counts = self._stretches()
+        ends = counts.cumsum()
+        stretch = ends.searchsorted(number, side="right")
+        return firsts[stretch] + number - (ends - counts)[stretch]
+
+    # --- batches out -----------------------------------------------------------------------------
 
     def sample(self, progress: Progress | None = None) -> Batch:
         """Fresh sequences first, then the mixture."""
@@ -99,6 +138,10 @@ class SequenceReplay(Replay):
         while self._fresh and self._fresh[0] // self.num_envs < self._begin:
             self._fresh.popleft()
 
+    def _draw_uniform(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        env_index, number = self._draw_any(count)
+        return env_index, self._time_of(number)
+
     def _draw_by_priority(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         if self._priorities is None or not count:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -107,7 +150,7 @@ class SequenceReplay(Replay):
 
     def _draw_recent(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         age = (self._random.random(count) ** self.recency_power * self._num_starts).astype(np.int64)
-        time = self._begin + self._num_starts - 1 - age
+        time = self._time_of(self._num_starts - 1 - age)
         return self._random.integers(0, self.num_envs, count), time
 
     # --- what learning gives back --------------------------------------------------------------
@@ -122,6 +165,7 @@ class SequenceReplay(Replay):
     def clear(self) -> None:
         super().clear()
         self._fresh.clear()
+        self._cuts.clear()
 
     def write(self, index: torch.Tensor, key: str, values: torch.Tensor) -> None:
         """Replace what the rows of a batch hold under `key` by `values [B, T, ...]`, a fresher latent for instance."""
@@ -148,8 +192,8 @@ class SequenceReplay(Replay):
 
     def get_state(self) -> StateTree:
         self._store_waiting()
-        return {**super().get_state(), "fresh": list(self._fresh)}
+        return {**super().get_state(), "fresh": list(self._fresh), "cuts": list(self._cuts)}
 
     def set_state(self, state: StateTree) -> None:
         super().set_state(state)
-        self._fresh = deque(state["fresh"])
+        self._fresh, self._cuts = deque(state["fresh"]), list(state.get("cuts", ()))  # earlier versions have no cuts

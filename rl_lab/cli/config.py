@@ -19,17 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rl_lab.cli.parsing import (
-    CONFIG_DIR,
-    JSON,
-    RUNS_DIR,
-    UsageError,
-    argument,
-    nearest,
-    one_name,
-    runs_dir_of,
-    split_words,
-)
+from rl_lab.cli import parsing
+from rl_lab.cli.parsing import CONFIG_DIR, JSON, RUNS_DIR, UsageError, argument, one_name, runs_dir_of, split_words
 from rl_lab.cli.printing import fields, only_json_on_stdout, print_json, table
 
 WORDS = argument("words", nargs="*", metavar="EXPERIMENT | key=value", help="(default: the default run)")
@@ -164,7 +155,7 @@ def _config_of(reference: str, arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         directory = resolve_run(reference, runs_dir_of(arguments))
     except RunError as error:
-        hint = nearest(reference, known)
+        hint = parsing.nearest(reference, known)
         raise UsageError(f"'{reference}' is neither an experiment nor a run.{hint}\n  {error}") from error
 
     from rl_lab.experiment.load import load_config

@@ -25,6 +25,7 @@ from typing import Literal
 
 from rl_lab.cli.parsing import JSON, RUNS_DIR, quiet, runs_dir_of
 from rl_lab.cli.printing import print_json
+from rl_lab.utils.graphics import BACKENDS, why_it_fails, why_not
 from rl_lab.utils.processes import available_cores
 
 INSTALL = "pip install -c constraints.txt -e .   (or: make install)"
@@ -40,6 +41,19 @@ environment.reset()
 frame = environment.render()
 environment.close()
 print("frame", *frame.shape, int(frame.max()))
+"""
+
+
+MUJOCO_PROBE = """
+import os
+os.environ["MUJOCO_GL"] = "{backend}"
+import mujoco
+model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><light pos='0 0 3'/><geom size='1'/></worldbody></mujoco>")
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+with mujoco.Renderer(model, 32, 32) as renderer:
+    renderer.update_scene(data)
+    assert renderer.render().max() > 0, "a black image"
 """
 
 
@@ -67,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_packages,
         check_torch,
         check_rendering,
+        check_opengl,
         check_video,
         lambda: check_disk(runs_dir),
         check_shared_memory,
@@ -109,6 +124,10 @@ def check_packages() -> Iterator[Finding]:
     if _installed("pygame") and _installed("pygame-ce"):
         cure = "pip uninstall -y pygame pygame-ce && pip install -c constraints.txt pygame-ce"
         yield Finding("pygame", "warn", "pygame and pygame-ce overwrite each other's files", cure)
+    mujoco = _installed("mujoco")
+    if mujoco is not None and int(mujoco.partition(".")[0]) >= 4:
+        detail = f"mujoco {mujoco} breaks every environment of dm_control"
+        yield Finding("mujoco", "warn", detail, "pip install -c constraints.txt 'mujoco<4'")
 
 
 def check_torch() -> Iterator[Finding]:
@@ -154,6 +173,25 @@ def check_rendering() -> Iterator[Finding]:
         reason = (probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
         cure = "export SDL_VIDEODRIVER=offscreen; pip install -c constraints.txt pygame-ce   (docs/troubleshooting.md)"
         yield Finding("rendering", "fail", f"drawing CartPole-v1 failed: {reason}", cure)
+
+
+def check_opengl() -> Iterator[Finding]:
+    """3-D simulators draw with OpenGL, through the first of EGL, OSMesa and GLFW that works."""
+    reasons = {name: why_not(name) for name in BACKENDS}
+    if _installed("mujoco") is not None:
+        tried = {name: why_it_fails(MUJOCO_PROBE.format(backend=name)) for name, why in reasons.items() if not why}
+        reasons |= tried
+    works = [name for name, why in reasons.items() if not why]
+    missing = "; ".join(f"{name}: {why} (Debian: {BACKENDS[name].packages})" for name, why in reasons.items() if why)
+    chosen = os.environ.get("MUJOCO_GL")
+    if works and chosen in (None, *works):
+        detail = f"{chosen or works[0]} is used" + (f"; not needed: {missing}" if missing else "")
+        yield Finding("opengl", "ok", detail)
+    elif works:
+        yield Finding("opengl", "warn", f"MUJOCO_GL={chosen} does not work: {missing}", f"export MUJOCO_GL={works[0]}")
+    else:
+        detail = f"no 3-D images here; training goes on without videos of MuJoCo environments. {missing}"
+        yield Finding("opengl", "warn", detail, f"apt install {BACKENDS['egl'].packages}")
 
 
 def _draw_a_frame() -> subprocess.CompletedProcess[str]:

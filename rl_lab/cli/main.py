@@ -30,11 +30,21 @@ COMMANDS = {
         "dream": "film what a run's world model predicts beside what happens",
         "collect": "write a dataset from a run's policy, or from the random one",
         "export-policy": "write a run's policy as one file that acts without RL Lab",
+        "publish": "upload a run's policy with a model card to the Hugging Face Hub",
     },
     "look at runs": {
         "list": "the runs on this machine, newest first",
         "show": "one run: settings, progress, scores, files",
-        "verify": "check a run's files completely and say what is usable",
+        "plot": "draw the curves of runs, with bands over seeds",
+        "compare": "scores with intervals, curves and settings of runs side by side",
+        "export": "runs as csv, json, latex, html, markdown or parquet",
+        "report": "one run or many as markdown with pictures",
+        "tag": "add tags to a run, or remove them",
+        "note": "write a line to the notes of a run",
+        "verify": "check a run's files, repeat a run, or prove exact resume, and compare",
+    },
+    "find out what is wrong": {
+        "debug": "find the first number that is not finite; execute a crash bundle again",
     },
     "find your way": {
         "experiments": "the named experiments",
@@ -43,6 +53,9 @@ COMMANDS = {
     },
     "this machine": {
         "doctor": "check the installation and say how to mend it",
+        "cleanup": "free disk space: checkpoints of runs that are done go, results stay",
+        "rm": "remove whole runs",
+        "smoke": "a few cycles of every experiment, and what failed",
         "completion": "print a completion script for bash, zsh or fish",
     },
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from rl_lab.cli.parsing import runs_dir_of
-from rl_lab.cli.printing import best_score, format_value, say, table
+from rl_lab.cli.printing import BEST_SCORE, best_score, format_value, say, table
 from rl_lab.launch.local import Member, Supervisor, default_jobs
 from rl_lab.launch.table import LiveTable, short_label
 
@@ -89,9 +89,10 @@ def summary(members: Sequence[Member], runs_dir: Path) -> str:
         if state == "created":  # it ended before it could begin; its own message stands above
             state = f"failed (exit code {member.exit_code})"
         steps = status["counts"].get("agent_steps")
-        label, time_s = short_label(member.label), format_duration(member.seconds)
+        label, time_s = short_label(member.label), format_duration(status["wall_s"])
         rows.append((label, state, steps, best_score(status), time_s, member.run_id))
-    return table(("TRAINING", "STATE", "AGENT STEPS", "SCORE", "TIME", "RUN"), rows)
+    headers = ("TRAINING", "STATE", "AGENT STEPS", BEST_SCORE, "TIME", "RUN")
+    return table(headers, rows, optional=("TRAINING", "TIME", "AGENT STEPS"), uncut="RUN")
 
 
 def seeds_summary(members: Sequence[Member], runs_dir: Path) -> str:
@@ -109,7 +110,7 @@ def seeds_summary(members: Sequence[Member], runs_dir: Path) -> str:
         for settings, pairs in scores.items()
     ]
     is_any_repeated = any(len(pairs) > 1 for pairs in scores.values())
-    return table(("OVER SEEDS", "RUNS", "LAST SCORE", "BEST SCORE"), rows) if is_any_repeated else ""
+    return table(("OVER SEEDS", "RUNS", "LAST EVAL", BEST_SCORE), rows) if is_any_repeated else ""
 
 
 def _mean_and_std(values: Sequence[float]) -> str:

@@ -24,8 +24,9 @@ class UsageError(Exception):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or nothing. (rl_lab.types has the same words, but importing it costs torch.)"""
-    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    names = {each.lstrip("-"): each for each in known}  # the dashes of options are alike in all of them
+    close = get_close_matches(word.lstrip("-"), list(names), n=1, cutoff=0.6)
+    return f" Did you mean '{names[close[0]]}'?" if close else ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,6 +55,10 @@ class Parser(argparse.ArgumentParser):
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice:
             message += "." + nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
+        required = re.fullmatch(r"(the following arguments are required: )(.*)", message)
+        if required:  # argparse also lists those that may be left out
+            optional = {action.metavar for action in self._actions if action.nargs in ("*", "?")}
+            message = required[1] + ", ".join(each for each in required[2].split(", ") if each not in optional)
         raise UsageError(f"{message}\n  {' '.join(self.format_usage().split())}\n  More: {self.prog} --help")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
@@ -88,8 +93,12 @@ def settings_from_options(
         if action and action.nargs != 0 and not equals:
             result += [word, *waiting[:1]]  # the value of an option is nobody's setting
             waiting = waiting[1:]
-        elif action or not word.startswith("--") or not key or not (is_sweep or "." in key or key in SETTING_WORDS):
+        elif action or not word.startswith("--") or not key:
             result.append(word)
+        elif not (is_sweep or "." in key or key in SETTING_WORDS):
+            words_as_options = [f"--{each.replace('_', '-')}" for each in sorted(SETTING_WORDS)]
+            known = [*parser._option_string_actions, *words_as_options]
+            parser.error(f"unknown option '{option}'.{nearest(option, known)}")
         elif equals:
             result.append(f"{key}={value}")
         elif waiting and not waiting[0].startswith("--") and "=" not in waiting[0]:
@@ -122,6 +131,10 @@ def one_name(words: Iterable[str], what: str) -> tuple[str | None, list[str]]:
     """Like `split_words`, for commands that take at most one name."""
     names, overrides = split_words(words)
     if len(names) > 1:
+        word = names[1].replace("-", "_")
+        if word in SETTING_WORDS:  # seed 3, seed = 3
+            value = next((each for each in names[2:] if each != "="), "VALUE")
+            raise UsageError(f"'{names[1]}' is a setting: write it without spaces, {word}={value}")
         raise UsageError(
             f"'{names[1]}' is a second {what} after '{names[0]}'; one is allowed. Overrides are written key=value."
         )
@@ -138,6 +151,11 @@ def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names}
 
 
+def conditions(arguments: argparse.Namespace) -> list[str]:
+    """What --where and --tag ask for."""
+    return [*arguments.where, *(f"tags={word}" for word in arguments.tag)]
+
+
 def positive(text: str) -> int:
     """An argparse type: a whole number of at least 1."""
     try:
@@ -147,6 +165,13 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
     return number
+
+
+def whole(text: str) -> int:
+    """An argparse type: a whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
+    return int(text)
 
 
 # --- arguments that several commands have ---
@@ -165,6 +190,12 @@ RUNS_DIR = argument("--runs-dir", type=Path, metavar="DIR", help="where runs liv
 CONFIG_DIR = argument("--config-dir", type=Path, metavar="DIR", help="your own configs (default: ./configs)")
 JSON = argument("--json", action="store_true", help="print JSON and nothing else on stdout")
 RUN = (argument("run", metavar="RUN", help="id, unique prefix, path, @last, @best or @best:ENVIRONMENT"), RUNS_DIR)
+YES = argument("--yes", "-y", action="store_true", help="do not ask")
+WHERE_HELP = "FIELD OPERATOR VALUE, such as algorithm=ppo, env~Cart, 'eval/return>200'; can be repeated"
+WHERE = (
+    argument("--where", action="append", default=[], metavar="CONDITION", help=WHERE_HELP),
+    argument("--tag", action="append", default=[], metavar="WORD", help="only runs with this tag; can be repeated"),
+)
 TRUST_HELP = "a package that the run's config may import; can be repeated (docs/security.md)"
 TRUST = argument("--trust", action="append", default=[], metavar="PACKAGE", help=TRUST_HELP)
 CHECKPOINT = argument("--checkpoint", default="latest", metavar="best|latest|PATH", help="which (default: latest)")

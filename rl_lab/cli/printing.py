@@ -8,11 +8,13 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
+from rl_lab.cli.parsing import UsageError
 from rl_lab.utils.text import printable
 
 MINIMUM_LAST_COLUMN = 12
@@ -63,6 +65,19 @@ def answer(arguments: argparse.Namespace, facts: object, text: str, *, brief: Se
         print(text)
 
 
+def confirm(arguments: argparse.Namespace, question: str) -> bool:
+    """Ask a person; --yes answers for scripts, which nobody could ask."""
+    if arguments.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError("nobody is there to ask: add --yes.")
+    print(f"{question} [y/N] ", end="", flush=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    print("nothing was removed")
+    return False
+
+
 def print_json(value: object) -> None:
     """One JSON document. NaN and infinity, which JSON has no words for, become null."""
     print(printable(json.dumps(plain(value), indent=2, ensure_ascii=False), keep="\n"))
@@ -90,13 +105,25 @@ def only_json_on_stdout(enabled: bool) -> AbstractContextManager[object]:
     return redirect_stdout(sys.stderr) if enabled else nullcontext()
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Aligned columns; numbers to the right. On a terminal the last column is cut to fit the window."""
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], *, optional: Sequence[str] = (), uncut: str = ""
+) -> str:
+    """Aligned columns; numbers to the right.
+
+    On a terminal, of the `optional` columns, most important first, those stand that fit, and a last line names the
+    others; the last column is cut to fit the window unless it is the `uncut` one.
+    """
     body = [[format_value(cell) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(headers), *body]) for column in range(len(headers))]
+    missing: list[str] = []
+    window = shutil.get_terminal_size().columns
     if sys.stdout.isatty():
-        left = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
-        widths[-1] = min(widths[-1], max(left, MINIMUM_LAST_COLUMN))
+        last = widths[-1] if headers[-1] == uncut else min(widths[-1], MINIMUM_LAST_COLUMN)
+        kept = _columns_that_fit(headers, [*widths[:-1], last], optional, window)
+        missing = [header for column, header in enumerate(headers) if column not in kept]
+        headers, widths, body = _chosen(headers, kept), _chosen(widths, kept), [_chosen(line, kept) for line in body]
+        left = window - sum(widths[:-1]) - 2 * (len(widths) - 1)
+        widths[-1] = widths[-1] if headers[-1] == uncut else min(widths[-1], max(left, MINIMUM_LAST_COLUMN))
     numeric = [bool(body) and all(_is_number(line[column]) for line in body) for column in range(len(headers))]
 
     def render(line: Sequence[str]) -> str:
@@ -106,7 +133,26 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         ]
         return "  ".join(cells).rstrip()
 
-    return "\n".join([render(headers), *(render(line) for line in body)])
+    remark = textwrap.wrap(f"... no space for {', '.join(missing)}", window) if missing else []
+    return "\n".join([render(headers), *(render(line) for line in body), *remark])
+
+
+def _columns_that_fit(headers: Sequence[str], widths: Sequence[int], optional: Sequence[str], window: int) -> list[int]:
+    """Which columns stand side by side in the window: all that are needed, then the most important that still fit."""
+    kept = [column for column, header in enumerate(headers) if header not in optional]
+    for header in optional:
+        if header in headers:
+            tried = sorted([*kept, headers.index(header)])
+            if sum(widths[column] for column in tried) + 2 * (len(tried) - 1) <= window:
+                kept = tried
+    return kept
+
+
+def _chosen(cells: Sequence[Any], columns: Sequence[int]) -> list[Any]:
+    return [cells[column] for column in columns]
+
+
+BEST_SCORE = "BEST EVAL"  # the header of a column of best scores
 
 
 def best_score(status: Mapping[str, Any]) -> float | None:
@@ -140,6 +186,15 @@ def format_value(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(format_value(item) for item in value)
     return printable(str(value))
+
+
+def format_size(size: float) -> str:
+    """`512 B`, `1.5 KiB`, `20 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.4g} TiB"
 
 
 def cut(text: str, width: int) -> str:

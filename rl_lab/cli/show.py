@@ -42,6 +42,7 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
     from rl_lab.config.files import from_yaml
     from rl_lab.config.phases import extend
     from rl_lab.runs.lineage import sentences
+    from rl_lab.runs.manifest import continuations_of
     from rl_lab.runs.metrics_file import read_metrics, series
 
     rows = read_metrics(directory.metrics_path)
@@ -59,10 +60,11 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "best checkpoint": directory.checkpoints_dir / "best",
         "metrics": directory.metrics_path,
         "log": directory.log_path,
+        "uncommitted changes": directory.changes_path,
     }
     manifest = directory.read_manifest()
     config = from_yaml(directory.read_config_text(), place=str(directory.config_path))
-    for changes in manifest.get("continuations") or ():
+    for changes in continuations_of(manifest):
         extend(config, changes)
     return {
         "id": directory.id,
@@ -70,6 +72,8 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "lineage": sentences(manifest),
         "status": directory.read_status(),
         "tags": directory.read_tags(),
+        "alerts": directory.read_alerts(),
+        "cleaned": directory.read_cleaned(),
         "config": config,
         "last_metrics": {name: value for row in rows for name, value in row.items()},
         "curves": curves,
@@ -78,11 +82,14 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
 
 
 def describe(facts: dict[str, Any]) -> str:
+    from rl_lab.runs.report import alert_line
     from rl_lab.utils.formatting import format_duration
 
     manifest, status = facts["manifest"], facts["status"]
     git = manifest.get("git") or {}
     commit = f"{git['commit'][:12]}{' with changes' if git.get('dirty') else ''}" if git.get("commit") else None
+    if commit and git.get("branch"):
+        commit += f" on {git['branch']}"
     versions = {"rl-lab": manifest.get("rl_lab_version"), "python": manifest.get("python")}
     versions |= manifest.get("packages") or {}
     what = [
@@ -93,13 +100,16 @@ def describe(facts: dict[str, Any]) -> str:
         ("command", manifest.get("command_line")),
         ("commit", commit),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
+        ("host", status["host"] or manifest.get("hostname")),
         ("started", manifest.get("created")),
         ("tags", facts["tags"]["tags"]),
         ("notes", facts["tags"]["notes"]),
     ]
     state = status["state"] + (f": {status['message']}" if status["message"] else "")
+    cleaned = facts["cleaned"]
     progress = [
         ("state", state),
+        ("cleaned", f"{cleaned.get('removed')} removed on {cleaned.get('time')}" if cleaned else None),
         *((name.replace("_", " "), count) for name, count in status["counts"].items()),
         ("time", format_duration(status["wall_s"] or 0.0)),
         ("best score", status["best_score"]),
@@ -113,9 +123,13 @@ def describe(facts: dict[str, Any]) -> str:
     here = Path.cwd()
     paths = facts["paths"].items()
     files = [(name, path.relative_to(here) if path.is_relative_to(here) else path) for name, path in paths]
+    alerts = [(str(number), alert_line(alert)) for number, alert in enumerate(facts["alerts"], 1)]
     lineage = [(str(number), event) for number, event in enumerate(facts["lineage"], 1)]
-    sections = {"": what, "progress": progress, "lineage": lineage, "curves": curves, "files": files}
+    sections = {"": what, "progress": progress, "alerts": alerts, "lineage": lineage, "curves": curves, "files": files}
     blocks = [f"{title}\n{fields(pairs)}".strip("\n") for title, pairs in sections.items() if pairs]
     run_id = format_value(facts["id"])
     next_command = "evaluate" if status["state"] in ("finished", "stopped", "pruned", "running") else "resume"
-    return "\n\n".join([f"{run_id}\n{blocks[0]}", *blocks[1:], f"next: rl-lab {next_command} {run_id}"])
+    next_step = f"{next_command} {run_id}"
+    if cleaned and "latest checkpoint" not in facts["paths"]:
+        next_step = f"train {dict(files)['config']}"
+    return "\n\n".join([f"{run_id}\n{blocks[0]}", *blocks[1:], f"next: rl-lab {next_step}"])

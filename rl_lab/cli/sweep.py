@@ -24,6 +24,7 @@ from rl_lab.cli.parsing import (
     nearest,
     positive,
     quiet,
+    runs_dir_of,
     split_words,
 )
 
@@ -62,7 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     names, overrides = split_words(arguments.words)
     if names[:1] == ["show"]:
         if len(names) != 2 or overrides:
-            raise UsageError("say which sweep to show: rl-lab sweep show NAME")
+            from rl_lab.runs.sweeps import listed_sweeps
+
+            listed = listed_sweeps(runs_dir_of(arguments))
+            raise UsageError(f"say which sweep to show: rl-lab sweep show NAME. {listed}")
         from rl_lab.cli.sweep_show import show
 
         return show(names[1], arguments)

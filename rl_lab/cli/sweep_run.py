@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rl_lab.cli.parsing import chosen, runs_dir_of
 from rl_lab.cli.printing import format_value, say
@@ -17,6 +17,7 @@ from rl_lab.cli.sweep_table import TrialTable
 from rl_lab.config.files import USER_CONFIGS, config_directories
 from rl_lab.config.spelling import spell
 from rl_lab.config.write import experiment_text
+from rl_lab.experiment.trial_tasks import TrialCheck, TrialRun
 from rl_lab.launch.pool import Pool
 from rl_lab.launch.search import Trial, best_of, require_optuna
 from rl_lab.launch.sweep import Sweep, Task, trial_from
@@ -25,9 +26,6 @@ from rl_lab.runs.files import write_atomic
 from rl_lab.runs.sweeps import SweepDirectory
 from rl_lab.types import ConfigError, RunError
 from rl_lab.utils.processes import available_cores
-
-if TYPE_CHECKING:
-    from rl_lab.experiment.trial import TrialCheck
 
 STOPPING = "\nstopping: each training saves first; three times to kill"
 WORK = "rl_lab.experiment.trial:work"
@@ -105,8 +103,6 @@ def _sweep(
     table: TrialTable,
     config_dir: Path | None,
 ) -> Sweep:
-    from rl_lab.experiment.trial import TrialRun
-
     def payload(task: Task, is_reporting: bool) -> TrialRun:
         return TrialRun(
             run_id=directory.run_id(task.trial.number, task.seed),
@@ -144,8 +140,6 @@ def words_of(plan: SweepPlan, parameters: dict[str, Any], *, is_trial: bool = Tr
 
 def check_points(plan: SweepPlan, config_dir: Path | None) -> list[TrialCheck]:
     """The middle of all ranges, then each parameter at its ends or at each of its choices."""
-    from rl_lab.experiment.trial import TrialCheck
-
     middle = {each.key: each.at(0.0 if each.is_choice else 0.5) for each in plan.parameters}
     points = [("", middle)]
     for parameter in plan.parameters:

@@ -9,13 +9,14 @@ from typing import Any
 
 from rl_lab.cli.parsing import runs_dir_of
 from rl_lab.cli.printing import answer, format_value, table
-from rl_lab.launch.search import FINISHED, Trial, best_of
+from rl_lab.launch.search import FINISHED, RUNNING, Trial, best_of
 from rl_lab.launch.sweep import trial_from
 from rl_lab.launch.sweep_plan import SweepPlan, stored_plan
 from rl_lab.runs.sweep_figures import draw_importance, draw_parallel_coordinates, importance
 from rl_lab.runs.sweeps import SweepDirectory, open_sweep
 from rl_lab.utils.formatting import format_duration
 
+STOPPED = "stopped"  # together with its sweep: the same command goes on
 LEAST_TRIALS = 4  # finished ones, before shares of variance mean anything
 
 
@@ -24,6 +25,9 @@ def show(name: str, arguments: argparse.Namespace) -> int:
     stored, recorded = directory.read()
     plan = stored_plan(stored)
     trials = [trial_from(row) for _, row in sorted(recorded.items())]
+    for trial in trials:
+        if not trial.has_ended and any(directory.run(trial.number, seed).exists() for seed in plan.seeds):
+            trial.state = RUNNING if directory.is_worked_on() else STOPPED
     best = best_of(trials, plan)
     finished = [trial for trial in trials if trial.state == FINISHED and trial.score is not None]
     shares = importance([trial.parameters for trial in finished], [_score(trial) for trial in finished])

@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--json prints the resolved config and needs --cfg job: rl-lab train --cfg job --json")
 
     from rl_lab.config import compose as composition
+    from rl_lab.config.translate import unsaid
 
     sweep = list(product((experiment or "").split(","), composition.split_sweep(overrides)))
     if not sweep:
@@ -91,7 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from rl_lab.experiment import session
 
-    config = composition.compose(experiment, overrides, config_dir=arguments.config_dir)
+    with unsaid(arguments.quiet):
+        config = composition.compose(experiment, overrides, config_dir=arguments.config_dir)
     options = chosen(arguments, "run_id", "runs_dir", "quiet")
     trained = session.train(config, overrides, **options, resume_existing=arguments.resume)
     return end_training(trained.id, quiet=arguments.quiet)

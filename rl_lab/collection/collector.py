@@ -17,9 +17,9 @@ from rl_lab.types import (
     Batch,
     CollectResult,
     Counts,
-    EnvironmentFault,
     EnvRows,
     Episode,
+    NonFiniteRow,
     Phase,
     PolicyStep,
     RunError,
@@ -130,10 +130,15 @@ class Collector:
                     "`max_grad_norm` of the optimizers."
                 )
             if len(bad):
-                raise EnvironmentFault(
+                index = np.argwhere(~np.isfinite(values[bad[0]]))[0]
+                raise NonFiniteRow(
                     f"Environment {bad[0]} of '{self.environment.spec.id}' sent a {name} that is not finite "
                     f"({values[bad[0]]!s}). Nothing was learnt from it; the last checkpoint is intact. Check the "
-                    f"environment with `rl-lab envs check {self.environment.spec.id}`."
+                    f"environment with `rl-lab envs check {self.environment.spec.id}`.",
+                    name=name,
+                    env_index=int(bad[0]),
+                    index=tuple(index.tolist()),
+                    value=str(float(values[bad[0]][tuple(index)])),
                 )
         return rows
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,21 @@ def episode_quota(episodes: int, num_envs: int) -> np.ndarray:
     return episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
 
 
+def outcome_metrics(outcomes: Iterable[Mapping[str, float]], *, prefix: str) -> Metrics:
+    """The mean of every outcome over the episodes that have it, and Crafter's score where there are achievements."""
+    values: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        for name, value in outcome.items():
+            if not np.isnan(value):
+                values.setdefault(name, []).append(value)
+    means = {name: float(np.mean(each)) for name, each in values.items()}
+    metrics: Metrics = {f"{prefix}/outcome/{name}": mean for name, mean in means.items()}
+    rates = [mean for name, mean in means.items() if name.startswith("achievement/")]
+    if rates:  # Hafner 2021: the geometric mean of success rates in percent, so that rare achievements count
+        metrics[f"{prefix}/achievement_score"] = float(np.expm1(np.mean(np.log1p(100.0 * np.array(rates)))))
+    return metrics
+
+
 class EpisodeTracker:
     """Adds up rewards per environment; a time step that says is_last finishes an episode."""
 
@@ -21,6 +38,7 @@ class EpisodeTracker:
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
         self._recent: deque[tuple[float, int]] = deque(maxlen=window)
+        self._outcomes: deque[dict[str, float]] = deque(maxlen=window)  # of the same episodes
         self._metrics: Metrics | None = {}  # None: episodes have finished since
 
     def track(self, rows: EnvRows) -> list[Episode]:
@@ -33,9 +51,15 @@ class EpisodeTracker:
         if not rows.is_last.any():
             return []
         finished = [
-            self._episode(i, is_terminal=bool(rows.is_terminal[i])) for i in np.flatnonzero(rows.is_last).tolist()
+            self._episode(
+                i,
+                is_terminal=bool(rows.is_terminal[i]),
+                outcome={name: float(values[i]) for name, values in rows.outcome.items()},
+            )
+            for i in np.flatnonzero(rows.is_last).tolist()
         ]
         self._recent.extend((episode.episode_return, episode.length) for episode in finished)
+        self._outcomes.extend(episode.outcome for episode in finished)
         self._metrics = None
         return finished
 
@@ -43,7 +67,7 @@ class EpisodeTracker:
         """Episodes under way, as they stand."""
         return [self._episode(i, is_terminal=False, is_cut=True) for i in env_indices.tolist()]
 
-    def _episode(self, i: int, **how: bool) -> Episode:
+    def _episode(self, i: int, **how: Any) -> Episode:
         return Episode(i, float(self._returns[i]), int(self.lengths[i]), **how)
 
     def metrics(self) -> Metrics:
@@ -55,6 +79,7 @@ class EpisodeTracker:
                 "collect/episode_return_min": min(returns),
                 "collect/episode_return_max": max(returns),
                 "collect/episode_length_mean": sum(lengths) / len(lengths),
+                **outcome_metrics(self._outcomes, prefix="collect"),
             }
         return dict(self._metrics)
 
@@ -63,6 +88,7 @@ class EpisodeTracker:
             "returns": self._returns.copy(),
             "lengths": self.lengths.copy(),
             "recent": [list(episode) for episode in self._recent],
+            "outcomes": list(self._outcomes),
         }
 
     def set_state(self, state: StateTree) -> None:
@@ -71,3 +97,7 @@ class EpisodeTracker:
         self._recent.clear()
         self._metrics = None if state["recent"] else {}
         self._recent.extend((float(episode_return), int(length)) for episode_return, length in state["recent"])
+        self._outcomes.clear()
+        self._outcomes.extend(
+            {name: float(value) for name, value in each.items()} for each in state.get("outcomes", ())
+        )

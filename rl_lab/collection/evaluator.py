@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rl_lab.collection.collector import Policy, row_of, to_time_step
-from rl_lab.collection.episodes import EpisodeTracker, episode_quota
+from rl_lab.collection.episodes import EpisodeTracker, episode_quota, outcome_metrics
 from rl_lab.environments.base import Environment
 from rl_lab.types import Batch, EnvRows, Episode, Metrics, StateTree
 
@@ -37,8 +37,10 @@ class Evaluator:
     device: torch.device
     timeout_steps: int | None = None  # agent steps; None: the environment's limit
     progress: Callable[[int, int], None] = lambda done, total: None  # episodes, or rows of a film, so far and in all
+    report: Callable[[str], None] = lambda sentence: None  # why there is no video, once
     last_returns: np.ndarray | None = field(default=None, init=False)  # of the newest evaluation's episodes
     _start: tuple[StateTree, EnvRows] | None = field(default=None, init=False)
+    _reported: set[str] = field(default_factory=set, init=False)
 
     def evaluate(self, policy: Policy, *, episodes: int) -> Metrics:
         """Return and length statistics of `episodes` episodes; cut ones count with their return so far."""
@@ -53,6 +55,7 @@ class Evaluator:
             "eval/episode_return_min": float(returns.min()),
             "eval/episode_return_max": float(returns.max()),
             "eval/episode_length_mean": float(np.mean([episode.length for episode in played])),
+            **outcome_metrics([episode.outcome for episode in played], prefix="eval"),
         }
 
     def play_episodes(self, policy: Policy, *, episodes: int) -> list[Episode]:
@@ -126,6 +129,10 @@ class Evaluator:
                 while not rows.is_first[0] and len(recordings) < episodes:
                     rows, state = self._advance(policy, environment, rows, state)
         finally:
+            for sentence in environment.drain_events():
+                if sentence not in self._reported:
+                    self._reported.add(sentence)
+                    self.report(sentence)
             environment.close()
         return recordings
 

@@ -12,12 +12,14 @@ import yaml
 
 from rl_lab.config.experiments import read_words
 from rl_lab.config.files import Config, paths_of, read, value_at
-from rl_lab.config.groups import Override, as_dict, check_choice, join_groups, parse, parse_values
+from rl_lab.config.groups import Override, as_dict, check_choice, join_groups, parse, parse_values, set_values
 from rl_lab.config.phases import PHASES, TRAIN_RATIO, override_phase, spread_train_ratio
 from rl_lab.config.repair import repair_config, repair_joined
 from rl_lab.config.translate import hint_of_word, translate
 from rl_lab.config.words import ALL_WORDS
 from rl_lab.types import ConfigError, did_you_mean
+
+RULES = "logging.rules"  # metric rules by name; a config holds only those that it changes
 
 
 def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> Config:
@@ -36,8 +38,8 @@ def compose(experiment: str | None, overrides: Sequence[str] = (), *, config_dir
     joined = join_groups(words, config_dir)
     if values:
         known = as_dict(joined, resolve=False)
-        joined = join_groups([*words, *(_checked(item, known, groups) for item in values)], config_dir)
-    repair_joined(joined, parsed, config_dir)
+        set_values(joined, [_checked(item, known, groups) for item in values])
+    repair_joined(joined, chosen, parsed, config_dir)
     config = as_dict(joined, resolve=True)
     repair_config(config, chosen, parsed, config_dir)
     spread_train_ratio(config, is_asked_for=any(item.key_or_group == TRAIN_RATIO for item in parsed))
@@ -75,6 +77,8 @@ def _checked(item: Override, known: Config, groups: Iterable[str]) -> str:
         )
     if not item.is_add() and not item.is_force_add():
         check_key(key, known, groups)
+    if key.startswith(f"{RULES}."):
+        return f"++{line.lstrip('+')}"
     if key not in paths_of(known):
         return line  # +key=value, a new one
     value = item.value()
@@ -100,6 +104,7 @@ def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
             *parents, last = key.split(".")
             node = result
             for parent in parents:
+                node[parent] = {} if node.get(parent) is None else node[parent]
                 node = node[parent]
             node[last] = item.value()
     return result
@@ -123,6 +128,8 @@ def to_yaml(config: Config) -> str:
 
 def check_key(key: str, config: Config, groups: Iterable[str] = ()) -> None:
     """Refuse a key that the config does not have, with the nearest spelling."""
+    if key.startswith(f"{RULES}."):
+        return  # whether there is such a rule is known where rules are made
     node: Any = config
     walked: list[str] = []
     for part in key.split("."):

@@ -1,7 +1,8 @@
 """`_target_` blocks -> objects. Constructors are the schema: an unknown key or a wrong value is refused by name.
 
-A config may instantiate workflows, components and buffers of `rl_lab`, classes of `torch.nn` and `torch.optim`, and
-those of packages the user names under `plugins:`; nothing else. experiment/trust.py asks for consent to saved configs.
+A config may instantiate workflows, components, buffers and writers of `rl_lab`, classes of `torch.nn` and
+`torch.optim`, and those of packages the user names under `plugins:`; nothing else. experiment/trust.py asks for
+consent to saved configs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,6 +22,7 @@ HOMES = {  # where the classes lie that a config may name
     "rl_lab": ("rl_lab.workflows.", "rl_lab.components.", "rl_lab.buffers."),
     "torch": ("torch.nn.", "torch.optim."),
 }
+WRITERS = "rl_lab.metrics."  # they write files: named under logging.writers alone, which only a training builds
 OWN_PACKAGES = tuple(HOMES)
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 READERS: dict[Any, Callable[[Any, str], Any]] = {}  # how values of a protocol, which cannot read them itself, are read
@@ -59,7 +62,10 @@ def resolve_target(target: str, *, place: str, plugins: Sequence[str] = ()) -> t
     module_name, _, class_name = target.rpartition(".")
     if not module_name:
         raise ConfigError(f"{place}._target_ is '{target}': write package.module.Class.")
-    if not target.startswith(homes := HOMES.get(package, (f"{package}.",))):
+    homes = HOMES.get(package, (f"{package}.",))
+    if place.startswith("logging.writers"):
+        homes = (*homes, WRITERS)
+    if not target.startswith(homes):
         names = ", ".join(home.removesuffix(".") for home in homes)
         raise ConfigError(f"{place}._target_ is '{target}': of {package} it must name a class of {names}.")
     try:
@@ -133,6 +139,20 @@ def call_checked(
 
 def parameters_of(target: Any) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
     """Parameters and their types; of a class that passes `**keywords` on, its base's keywords as well."""
+    if not inspect.isclass(target):
+        return _read_parameters(target)
+    inits = tuple(vars(base).get("__init__") for base in inspect.getmro(target))
+    known: Any = target
+    return _of_class(known, inits)
+
+
+@lru_cache(maxsize=256)  # an experiment has dozens of blocks of the same few classes
+def _of_class(target: Any, inits: tuple[Any, ...]) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    """A class that was given another `__init__`, or its base was, is read anew."""
+    return _read_parameters(target)
+
+
+def _read_parameters(target: Any) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
     found = inspect.signature(target).parameters
     parameters = {n: p for n, p in found.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +79,21 @@ def read(file: Path) -> Config:
         raise ConfigError(f"{file} is not UTF-8 text (byte {byte:#x} in line {line}): save it as UTF-8.") from error
 
 
+def state_of_files(directories: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
+    """Changes when a config is written, replaced, added or removed."""
+    found = [(f"{file}", file.stat()) for directory in directories for file in sorted(directory.rglob("*.yaml"))]
+    return tuple((name, state.st_mtime_ns, state.st_size) for name, state in found)
+
+
+@lru_cache(maxsize=512)  # by their text: finding an experiment reads every file several times
+def _parsed(text: str) -> Any:
+    return yaml.safe_load(text)
+
+
 def from_yaml(text: str, *, place: str) -> Config:
     """A saved config.yaml; anything but a mapping of plain data is refused."""
     try:
-        config = yaml.safe_load(text)
+        config = copy.deepcopy(_parsed(text))
     except yaml.MarkedYAMLError as error:
         where = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
         raise ConfigError(f"{place} is not valid YAML{where}: {error.problem}.") from error

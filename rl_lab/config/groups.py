@@ -6,8 +6,10 @@ user's file replaces or joins ours without touching them.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rl_lab.config.files import PACKAGE_CONFIGS, Config, config_directories, read
+from rl_lab.config.files import PACKAGE_CONFIGS, Config, config_directories, read, state_of_files
 from rl_lab.types import ConfigError, did_you_mean
 
 Groups = dict[str, list[str]]
@@ -34,7 +36,13 @@ HYDRA_FUNCTIONS = create_functions().functions  # choice(...), range(...), int(.
 
 def join_groups(overrides: Sequence[str], config_dir: Path | None, *, with_hydra: bool = False) -> Any:
     """The files that the overrides choose, joined by Hydra; not resolved yet."""
-    UserConfigs.directories = config_directories(config_dir)[:-1]
+    directories = tuple(config_directories(config_dir))
+    return copy.deepcopy(_join(tuple(overrides), directories, with_hydra, state_of_files(directories)))
+
+
+@lru_cache(maxsize=64)  # for as long as no file changes: every value on a command line is applied to the same choices
+def _join(overrides: tuple[str, ...], directories: tuple[Path, ...], with_hydra: bool, _: object) -> Any:
+    UserConfigs.directories = list(directories[:-1])
     Plugins.instance().register(UserConfigs)
     GlobalHydra.instance().clear()
     try:
@@ -68,6 +76,22 @@ def as_dict(joined: Any, *, resolve: bool) -> Config:
         raise ConfigError(_readable(error)) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items() if key != "hydra"}
+
+
+def set_values(joined: Any, overrides: Sequence[str]) -> None:
+    """Apply the values of a command line to joined files, as Hydra would: `key=` exists, `+key=` does not yet."""
+    for item in parse(overrides):
+        key, value = str(item.key_or_group), item.value()
+        if item.package is not None:
+            raise ConfigError(f"'{item.input_line}' chooses of '{key}', which is not a config group: write key=value.")
+        if item.is_add() and not isinstance(value, dict | list) and OmegaConf.select(joined, key) is not None:
+            raise ConfigError(f"'{item.input_line}' adds what is there already: write {key}=VALUE.")
+        try:
+            OmegaConf.update(joined, key, value, merge=True, force_add=item.is_add() or item.is_force_add())
+        except OmegaConfBaseException as error:
+            raise ConfigError(
+                f"'{item.input_line}' cannot be set: {_readable(error)}. To add a key, write +{item.input_line}"
+            ) from error
 
 
 def set_value(joined: Any, path: str, value: Any) -> None:

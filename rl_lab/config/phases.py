@@ -134,7 +134,7 @@ def override_phase(config: Config, key: str, value: Any) -> None:
 
 def is_extension(key: str) -> bool:
     """Whether a setting says how long a run goes on, and nothing else: durations of phases and stop rules."""
-    if key == "training.limit_cycles" or key.startswith("training.stop."):
+    if key == "training.limit_cycles" or (key.startswith("training.stop.") and key.count(".") == 2):
         return True
     return key.startswith(f"{PHASES}.") and key.rpartition(".")[2] in DURATIONS and key.count(".") == 3
 

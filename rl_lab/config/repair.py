@@ -17,6 +17,7 @@ from rl_lab.config.files import (
     Config,
     choices_of,
     config_directories,
+    defaults_of,
     experiment_files,
     find,
     paths_of,
@@ -30,10 +31,12 @@ LATE_GROUPS = ("memory", "decoder", "task", "preset")  # whose files may name an
 PART_GROUPS = ("memory", "q_values", "replay", "decoder")  # of which an experiment may have made its own choice
 
 
-def repair_joined(joined: Any, overrides: Sequence[Override], config_dir: Path | None) -> None:
+def repair_joined(joined: Any, experiment: str | None, overrides: Sequence[Override], config_dir: Path | None) -> None:
     """Before interpolations are resolved: the chosen environment and size replace the experiment's own."""
     named = values_by_key(overrides)
-    _keep_chosen_environment(joined, overrides, named, config_dir)
+    files = list(experiment_files(experiment, config_dir))
+    algorithm = (choices_of(files) | named).get("algorithm")
+    _keep_chosen_environment(joined, overrides, algorithm, _task_of(files), config_dir)
     _keep_chosen_size(joined, named, config_dir)
 
 
@@ -49,26 +52,47 @@ def repair_config(
     _refuse_choices_without_effect(config, named, config_dir)
 
 
+def _task_of(files: Sequence[Path]) -> str | None:
+    """The task that an experiment is made of (`- /task/atari` among its defaults)."""
+    entries = [str(entry) for file in files for entry in defaults_of(file) if isinstance(entry, str)]
+    return next((entry.removeprefix("/task/") for entry in entries if entry.startswith("/task/")), None)
+
+
 def _keep_chosen_environment(
-    joined: Any, overrides: Sequence[Override], named: dict[str, str], config_dir: Path | None
+    joined: Any, overrides: Sequence[Override], algorithm: str | None, own_task: str | None, config_dir: Path | None
 ) -> None:
-    """An environment chosen by name, or by a task, replaces the experiment's own; how many run is up to the rest."""
-    task = named.get("task", "none")
-    if "environment" in named or task != "none":
-        roots = ("environment", "task", "preset")
-        own = [str(item.input_line) for item in overrides if str(item.key_or_group).split(".")[0] in roots]
-        num_envs = joined.environment.num_envs
-        joined.environment = join_groups(own, config_dir).environment
-        joined.environment.num_envs = num_envs
-    if {"environment", "task"} <= named.keys() and (file := find(f"task/{task}.yaml", config_dir)) is not None:
-        alone = join_groups([f"environment={named['environment']}"], config_dir)
-        offered = set(paths_of(as_dict(alone, resolve=False)))
-        for path in paths_of({"environment": read(file).get("environment", {})}):
-            if path not in offered:
-                raise ConfigError(
-                    f"task={task} does not fit environment={named['environment']}, which has no {path}. "
-                    "Leave one of the two out, or choose an environment of the task's kind."
-                )
+    """An environment chosen by name, or by a task, replaces the experiment's own; how many run is up to the rest.
+
+    A task may say something of its own to the algorithm (`task_for/`). Another environment of the kind that the
+    experiment's own task is for, one more Atari game, is set up as that task says.
+    """
+    named = values_by_key(overrides)
+    task, environment = named.get("task", "none"), named.get("environment")
+    if environment is None and task == "none":
+        return
+    roots = ("environment", "task", "preset")
+    words = [str(item.input_line) for item in overrides if str(item.key_or_group).split(".")[0] in roots]
+    words += [f"algorithm={algorithm}"] if algorithm else []
+    if environment is not None and "task" in named:
+        if (path := _misfit(task, environment, algorithm, config_dir)) is not None:
+            raise ConfigError(
+                f"task={task} does not fit environment={environment}, which has no {path}. "
+                "Leave one of the two out, or choose an environment of the task's kind."
+            )
+    elif environment is not None and own_task and _misfit(own_task, environment, algorithm, config_dir) is None:
+        words.append(f"task={own_task}")
+    num_envs = joined.environment.num_envs
+    joined.environment = join_groups(words, config_dir).environment
+    joined.environment.num_envs = num_envs
+
+
+def _misfit(task: str, environment: str, algorithm: str | None, config_dir: Path | None) -> str | None:
+    """The first setting of a task's environment that another environment does not have; None: it fits."""
+    offered = set(paths_of(as_dict(join_groups([f"environment={environment}"], config_dir), resolve=False)))
+    names = (f"task/{task}.yaml", f"task_for/{task}_{algorithm}.yaml")
+    files = [file for file in (find(name, config_dir) for name in names) if file is not None]
+    wanted = [path for file in files for path in paths_of({"environment": read(file).get("environment", {})})]
+    return next((path for path in wanted if path not in offered), None)
 
 
 def _keep_chosen_size(joined: Any, named: dict[str, str], config_dir: Path | None) -> None:

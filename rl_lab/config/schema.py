@@ -13,6 +13,7 @@ from rl_lab.config.words import BLOCKS
 from rl_lab.types import ConfigError, Phase, did_you_mean
 
 Config = Mapping[str, Any]
+OPTIONAL_BLOCKS = ("debug",)  # runs of earlier versions lack them
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,30 @@ class LoggingBlock:
     every_updates: int | None = 1
     terminal: Literal["auto", "live", "plain", "quiet"] = "auto"
     tensorboard: bool = True
+    writers: Sequence[Any] = field(default_factory=list)
     precision: int = 4
     highlight: Sequence[str] | None = None
+    rules: Mapping[str, Any] | None = None
+    stall_minutes: float | None = 10.0
 
     def __post_init__(self) -> None:
         _at_least(1, self.precision, place="logging.precision")
+        if self.stall_minutes is not None and self.stall_minutes <= 0:
+            raise ConfigError(
+                f"logging.stall_minutes is {self.stall_minutes}: write minutes above 0, or null for never."
+            )
+
+
+@dataclass(frozen=True)
+class DebugBlock:
+    check_finite: bool = False
+    check_gradients: bool = False
+    histograms_every_updates: int | None = None
+    profile_updates: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(1, self.histograms_every_updates, place="debug.histograms_every_updates")
+        _at_least(1, self.profile_updates, place="debug.profile_updates")
 
 
 @dataclass(frozen=True)
@@ -107,6 +127,7 @@ class Settings:
     evaluation: EvaluationBlock
     logging: LoggingBlock
     runs: RunsBlock
+    debug: DebugBlock
 
 
 def read_settings(config: Config) -> Settings:
@@ -116,9 +137,9 @@ def read_settings(config: Config) -> Settings:
             hint = did_you_mean(key, BLOCKS)
             raise ConfigError(f"{key} is not a block of a config.{hint} Blocks: {', '.join(BLOCKS)}.")
     for key in BLOCKS:
-        if key not in config:
+        if key not in config and key not in OPTIONAL_BLOCKS:
             raise ConfigError(f"The config lacks the block '{key}'. Blocks: {', '.join(BLOCKS)}.")
-        if key not in ("seed", "plugins") and not isinstance(config[key], Mapping | None):
+        if key not in ("seed", "plugins") and not isinstance(config.get(key), Mapping | None):
             raise ConfigError(f"{key} is {config[key]!r}: it is a block of settings, such as `{key}: {{...}}`.")
     if isinstance(config["seed"], bool) or not isinstance(config["seed"], int) or config["seed"] < 0:
         raise ConfigError(f"seed is {config['seed']!r}: write a whole number from 0 on.")
@@ -142,6 +163,7 @@ def read_settings(config: Config) -> Settings:
         evaluation=_block(EvaluationBlock, config, "evaluation"),
         logging=_block(LoggingBlock, config, "logging"),
         runs=_block(RunsBlock, config, "runs"),
+        debug=_block(DebugBlock, config, "debug"),
     )
 
 
@@ -167,4 +189,4 @@ def refuse_steps_that_never_come(settings: Settings) -> None:
 
 
 def _block(schema: type, config: Config, name: str) -> Any:
-    return call_checked(schema, config[name] or {}, place=name)
+    return call_checked(schema, config.get(name) or {}, place=name)

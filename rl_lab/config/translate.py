@@ -7,14 +7,18 @@ gamma=0.98           ->  algorithm.discount=0.98
 from __future__ import annotations
 
 import logging
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
 from rl_lab.config.files import Config, paths_of, value_at
 from rl_lab.config.words import ALGORITHM_WORDS, DURATION, ENVIRONMENT_WORDS, SAME_VALUES, WORDS, Word
 from rl_lab.types import ConfigError
+from rl_lab.utils.reports import REPORTS_VARIABLE
 
 PHASES = "training.phases"
 
@@ -26,6 +30,9 @@ def name_from_words(experiment: str | None, overrides: Sequence[str], default: s
     algorithms = [name for name in ALGORITHM_WORDS if name in given]
     if not environments and not algorithms:
         return experiment, list(overrides)
+    for name in (*environments, *algorithms):
+        if not given[name].strip("'\""):
+            raise ConfigError(f"{name}= names nothing: write {name}=VALUE, such as env=CartPole-v1 or algo=ppo.")
     for names in (environments, algorithms):
         if len(names) > 1:
             raise ConfigError(f"{names[0]}={given[names[0]]} and {names[1]}={given[names[1]]} say the same: keep one.")
@@ -49,15 +56,22 @@ def is_foreign(key: str) -> bool:
 def translate(words: Iterable[str], config: Config) -> list[str]:
     """The overrides with every known word replaced by what it sets here; a sentence where it can set nothing."""
     result: list[str] = []
+    said: dict[str, tuple[str, str, str]] = {}  # by setting: the word, its key, its value
     for word in words:
         key, _, value = word.partition("=")
         bare = key.lstrip("+")
         if bare in SAME_VALUES:
-            result.append(f"{bare}={SAME_VALUES[bare].get(value, value)}")
+            settings = [f"{bare}={SAME_VALUES[bare].get(value, value)}"]
         elif bare not in WORDS or bare in config:
-            result.append(word)
+            settings = [word]
         else:
-            result += _settings(bare, value, WORDS[bare], config)
+            settings = _settings(bare, value, WORDS[bare], config)
+        for setting in settings:
+            name, _, number = setting.lstrip("+").partition("=")
+            before, by, old = said.setdefault(name, (word, bare, number))
+            if by != bare and old != number:
+                raise ConfigError(f"{before} and {word} both set {name}: keep one.")
+        result += settings
     return result
 
 
@@ -180,7 +194,25 @@ def _duration(given: str, key: str, text: str, config: Config) -> tuple[list[str
     return [f"{key}={int(steps) - others}"], remark
 
 
-@cache
+_is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
+
+
+@contextmanager
+def unsaid(quiet: bool) -> Iterator[None]:
+    """While `quiet`, nothing is said of what a word sets; what is wrong with it is refused all the same."""
+    token = _is_quiet.set(quiet)
+    try:
+        yield
+    finally:
+        _is_quiet.reset(token)
+
+
 def say(sentence: str) -> None:
-    """One line for the user, once."""
+    """One line for the user, once; among the trainings of a table, which said it already, not at all."""
+    if not _is_quiet.get() and not os.environ.get(REPORTS_VARIABLE):
+        _say_once(sentence)
+
+
+@cache
+def _say_once(sentence: str) -> None:
     logging.getLogger("rl_lab").warning(sentence)

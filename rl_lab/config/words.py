@@ -127,7 +127,7 @@ TABLE: dict[tuple[str, ...], Word] = {
         answer="events are in every run: `tensorboard --logdir runs`; logging.tensorboard=false leaves them out"
     ),
     ("track", "wandb", "use_wandb", "wandb_project_name"): Word(
-        answer="Weights & Biases is not offered here; `tensorboard --logdir runs` shows every run"
+        answer="logging.writers=[wandb], with the project as {_target_: wandb, project: NAME} (docs/logging.md)"
     ),
     ("save_path", "output_dir", "model_path"): Word(
         answer="a run has a folder of its own: --runs-dir DIR, --run-id ID"
@@ -141,6 +141,6 @@ ALL_WORDS = (*ENVIRONMENT_WORDS, *ALGORITHM_WORDS, *WORDS)
 
 BLOCKS = (
     *("experiment", "seed", "plugins", "environment", "algorithm", "components", "controllers", "optimizers"),
-    *("buffers", "training", "evaluation", "logging", "runtime", "runs"),
+    *("buffers", "training", "evaluation", "logging", "runtime", "debug", "runs"),
 )  # of a config
 SAME_VALUES = {"runtime.device": {"gpu": "cuda"}}  # values of ours that other libraries spell otherwise

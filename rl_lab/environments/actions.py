@@ -26,6 +26,8 @@ class ActionConverter:
         self.shape, self.dtype = space.shape or (), np.dtype(space.dtype)
         if isinstance(space, spaces.Box):
             self.range = _range(space)
+            is_unit = bool((space.low == -1.0).all() and (space.high == 1.0).all())
+            self._is_unit = is_unit and len(self.shape) == 1 and self.dtype == np.float32
 
     @property
     def num_mask_entries(self) -> int | None:
@@ -40,12 +42,25 @@ class ActionConverter:
 
     def batch(self, action: np.ndarray) -> np.ndarray:
         """The same as one array, for native vector environments."""
+        if self.spec.kind == "continuous" and self._is_unit and action.dtype == np.float32:
+            values = np.maximum(action, -1.0)
+            np.minimum(values, 1.0, out=values)
+            return np.add(values, 0.0, out=values)  # 0.0, never -0.0: the bits of `in_range`
         if self.spec.kind == "continuous":
-            values = in_range(action.reshape(len(action), -1).astype(np.float64), **self.range)
+            values = self._in_range_fast(action.reshape(len(action), -1).astype(np.float64))
             return values.reshape(len(action), *self.shape).astype(self.dtype)
         if self.spec.kind == "multi_discrete":
             return (action.reshape(len(action), *self.shape) + self.start).astype(self.dtype)
         return action + self.start if self.start else action
+
+    def _in_range_fast(self, values: np.ndarray) -> np.ndarray:
+        """`in_range` in place, to the same bits: `clip` takes several times as long on few numbers."""
+        np.maximum(values, self.range["inner_low"], out=values)
+        np.minimum(values, self.range["inner_high"], out=values)
+        np.multiply(values, self.range["half"], out=values)
+        np.add(values, self.range["middle"], out=values)
+        np.maximum(values, self.range["low"], out=values)
+        return np.minimum(values, self.range["high"], out=values)
 
 
 def in_range(values: Any, *, inner_low: Any, inner_high: Any, middle: Any, half: Any, low: Any, high: Any) -> Any:

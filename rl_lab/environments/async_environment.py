@@ -16,6 +16,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,13 +38,21 @@ from rl_lab.environments.wrappers import WRAPPERS
 from rl_lab.types import ConfigError, EnvRows, RLLabError
 from rl_lab.utils.processes import ASKING, available_cores
 
-WORKER_TIMEOUT_S = 300.0  # generous: some games need a minute to start
 CLOSE_TIMEOUT_S = 5.0
 OPEN: weakref.WeakSet[AsyncEnvironment] = weakref.WeakSet()
 
 
 class WorkerLostError(Exception):
     """A worker died or did not answer; the message says which."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is borne of environments and their processes."""
+
+    max_restarts: int = 10
+    worker_timeout_s: float = 300.0  # generous: some games need a minute to start
+    worker_growth_mib: float | None = 1024.0  # more than simulators add while they load levels and textures
 
 
 @dataclass
@@ -53,6 +62,7 @@ class Worker:
     part: slice
     process: Any
     connection: Connection
+    growth_mib: float = 0.0  # of its memory since its first answer
     is_over: bool = False
 
     def end(self, patience_s: float = 0.0) -> None:
@@ -77,12 +87,12 @@ class AsyncEnvironment(VectorBase):
         blueprint: Blueprint,
         *,
         seeds: list[int],
-        max_restarts: int,
+        limits: Limits,
         num_workers: int | None = None,
-        worker_timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        super().__init__(blueprint, num_envs=len(seeds), max_restarts=max_restarts)
-        self._recipe, self._seeds, self._timeout_s = recipe, seeds, worker_timeout_s
+        super().__init__(blueprint, num_envs=len(seeds), max_restarts=limits.max_restarts)
+        self._recipe, self._seeds, self._timeout_s = recipe, seeds, limits.worker_timeout_s
+        self._growth_mib = float("inf") if limits.worker_growth_mib is None else limits.worker_growth_mib
         self._is_closed = False
         self._context: Any = _context()
         self._memory = share_memory(self.spec, self.num_envs)
@@ -110,17 +120,21 @@ class AsyncEnvironment(VectorBase):
         self._ask_all("set_cells", [(states[worker.part], observation) for worker in self._workers])
 
     def render(self) -> np.ndarray | None:
-        self._send(self._workers[0], "render", ())
-        return self._receive_or_replace(0, "render", ())
+        return self._ask(0, "render")
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
-        for worker in self._workers:
+        workers = self._all_workers()
+        for worker in workers:
             self._send(worker, "close", ())
-        for worker in self._workers:
-            worker.end(CLOSE_TIMEOUT_S)
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for worker in workers:
+            worker.end(max(0.0, deadline - time.monotonic()))
+
+    def _all_workers(self) -> list[Worker]:
+        return self._workers
 
     # --- talking to workers ---
 
@@ -130,6 +144,9 @@ class AsyncEnvironment(VectorBase):
                 self._repeat_last(slice(worker.part.start + i, worker.part.start + i + 1))
         self._rows = self._shared.rows.map(np.copy)
         self._check_restarts(int(self._shared.restarts[:, 1].sum()))
+        for index, worker in enumerate(self._workers):
+            if worker.growth_mib > self._growth_mib:
+                self._renew(index)
         return self._rows
 
     def _repeat_last(self, part: slice) -> None:
@@ -152,6 +169,10 @@ class AsyncEnvironment(VectorBase):
             raise errors[0]
         return answers
 
+    def _ask(self, index: int, command: str, argument: tuple[Any, ...] = ()) -> Any:
+        self._send(self._workers[index], command, argument)
+        return self._receive_or_replace(index, command, argument)
+
     def _receive_or_replace(self, index: int, command: str, argument: Any) -> Any:
         while True:
             try:
@@ -168,7 +189,7 @@ class AsyncEnvironment(VectorBase):
         try:
             if not worker.connection.poll(self._timeout_s):
                 raise WorkerLostError(f"did not answer for {self._timeout_s:g} s")
-            kind, content, detail = worker.connection.recv()
+            kind, content, detail, worker.growth_mib = worker.connection.recv()
         except (EOFError, OSError):
             worker.process.join(CLOSE_TIMEOUT_S)
             raise WorkerLostError(f"died with exit code {worker.process.exitcode}") from None
@@ -205,14 +226,35 @@ class AsyncEnvironment(VectorBase):
         """A fresh process for the same environments; one restart is counted for the whole worker."""
         worker = self._workers[index]
         worker.end()
-        first, last = worker.part.start, worker.part.stop - 1
-        self._shared.restarts[first] += 1
+        self._shared.restarts[worker.part.start] += 1
         total, recent = self._shared.restarts.sum(axis=0).tolist()
-        who = f"environment {first}" if first == last else f"environments {first} to {last}"
-        self._events.append(f"The process of {who} {why}; it was restarted (restart {total}).")
+        self._events.append(f"The process of {_names(worker.part)} {why}; it was restarted (restart {total}).")
         self._check_restarts(recent)
         self._repeat_last(worker.part)  # the dying worker may have left half a row
         self._workers[index] = self._start(worker.part)
+
+    def _renew(self, index: int) -> None:
+        """A fresh process for a worker whose memory keeps growing. Its environments go on where they stand, so it is
+        counted, but not against `max_restarts`."""
+        assert self._rows is not None
+        growth_mib = self._workers[index].growth_mib
+        states = self._ask(index, "get_cells")
+        states[0]["restarts"] += 1
+        worker = self._workers[index]
+        self._send(worker, "close", ())
+        worker.end(CLOSE_TIMEOUT_S)
+        self._workers[index] = self._start(worker.part)
+        self._ask(index, "set_cells", (states, self._rows.observation))
+        total = int(self._shared.restarts[:, 0].sum())
+        self._events.append(
+            f"The process of {_names(worker.part)} grew by {growth_mib:,.0f} MiB: an environment keeps memory that it "
+            f"no longer needs. It was replaced and goes on where it stood (restart {total})."
+        )
+
+
+def _names(part: slice) -> str:
+    first, last = part.start, part.stop - 1
+    return f"environment {first}" if first == last else f"environments {first} to {last}"
 
 
 def pickled(recipe: Recipe) -> bytes:

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from rl_lab.environments.lookup import SUITES, Suite, newest_version, suite_of
 from rl_lab.environments.recipe import Recipe, blueprint
+from rl_lab.environments.snapshot import capture
+from rl_lab.environments.timing import Timing, alone, is_worth_prefetching, is_worth_processes, measure
 from rl_lab.types import EnvSpec
+from rl_lab.utils.processes import available_cores
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,94 @@ def list_environments(filter: str | None = None, *, all_versions: bool = False) 
     ]
 
 
+@dataclass(frozen=True)
+class Missing:
+    """A suite that is not installed, and how it is."""
+
+    suite: str
+    install: str
+    ids: str  # how its ids begin, empty where any do
+
+
+@dataclass(frozen=True)
+class EnvDetails:
+    """What is seen of an environment when it is built, reset and stepped a little."""
+
+    spec: EnvSpec
+    vectorization: str  # what `auto` would take, and why
+    snapshot: str  # how exact resume saves it
+    reward_range: tuple[float, float] | None
+    frame: np.ndarray | None  # RGB uint8 [H, W, 3]
+    why_no_frame: str = ""
+
+
+SNAPSHOTS = {
+    "own": "its own get_state and set_state",
+    "attributes": "its attributes, which are plain data",
+    "replay": "the actions of the episode are replayed from its seed",
+}
+LOOK_STEPS = 10
+TRIED_ENVS = 8
+
+
+def missing_suites(filter: str | None = None) -> list[Missing]:
+    """Suites that are not installed; their ids may not even be registered."""
+    wanted = (filter or "").lower()
+    found = [
+        Missing(suite.name, _install(suite), ", ".join(f"{prefix}..." for prefix in suite.prefixes))
+        for suite in SUITES
+        if not _is_installed(suite)
+    ]
+    return [each for each in found if wanted in each.suite.lower() or wanted in each.ids.lower()]
+
+
+def how_to_install(id: str) -> str:
+    """The command that installs an environment's suite; empty where it is installed, or nothing is known of it."""
+    name = id.rpartition(":")[2]
+    suite = suite_of(gym.registry[name]) if name in gym.registry else None
+    suite = suite or next((each for each in SUITES if each.prefixes and name.startswith(each.prefixes)), None)
+    return "" if suite is None or _is_installed(suite) else _install(suite)
+
+
+def look_at(id: str) -> EnvDetails:
+    """Build an environment, time it, save it and draw it."""
+    recipe = Recipe(id, render=True)
+    env = recipe.build()
+    plan = blueprint(env, recipe)
+    timing = measure(env, plan)
+    single = alone(env, plan, max_restarts=LOOK_STEPS)
+    action = np.zeros((1, *plan.spec.action.shape), plan.spec.action.dtype)
+    single.reset()
+    for _ in range(LOOK_STEPS):
+        single.step(action)
+    mode = capture(env, [])["mode"]
+    single.drain_events()
+    frame = single.render()
+    why = " ".join(single.drain_events())
+    env.close()
+    bounds = getattr(env.unwrapped, "reward_range", None)
+    is_known = bounds is not None and bool(np.isfinite(np.asarray(bounds, dtype=np.float64)).all())
+    return EnvDetails(
+        plan.spec,
+        _way(gym.registry[id.rpartition(":")[2]], timing),
+        SNAPSHOTS[mode],
+        (float(bounds[0]), float(bounds[1])) if is_known and bounds is not None else None,
+        frame,
+        why,
+    )
+
+
+def _way(registered: Any, timing: Timing) -> str:
+    cores = available_cores()
+    speed = f"{1e3 * timing.step_s:.3g} ms per step, {1e3 * timing.reset_s:.3g} ms per reset"
+    if registered.vector_entry_point is not None:
+        return f"native where wrappers and settings allow it, else sync or async ({speed} alone)"
+    if is_worth_prefetching(timing, TRIED_ENVS, cores):
+        return f"async, episodes begun ahead of time ({speed})"
+    way = "async" if is_worth_processes(timing.step_s, TRIED_ENVS, cores) else "sync"
+    return f"{way} for {TRIED_ENVS} environments on {cores} cores ({speed})"
+
+
 def describe(id: str) -> EnvSpec:
     """An environment's spec. Builds one environment and closes it."""
     recipe = Recipe(id)
@@ -54,18 +146,21 @@ def describe(id: str) -> EnvSpec:
 
 def _info(env_id: str, registered: Any, suite: Suite | None) -> EnvInfo:
     is_installed = suite is None or _is_installed(suite)
-    package = (f"'rl-lab[{suite.extra}]'" if suite.extra else suite.needs) if suite is not None else ""
     return EnvInfo(
         id=env_id,
         suite="user" if suite is None else suite.name,
         is_installed=is_installed,
-        install="" if is_installed else f"pip install {package}",
+        install="" if suite is None or is_installed else _install(suite),
         max_episode_steps=registered.max_episode_steps,
         solved_return=registered.reward_threshold,
         has_native_vector=registered.vector_entry_point is not None,
     )
 
 
+def _install(suite: Suite) -> str:
+    package = f"'rl-lab[{suite.extra}]'" if suite.extra else suite.needs
+    return f"pip install {package}"
+
+
 def _is_installed(suite: Suite) -> bool:
-    names = [name for name in (suite.needs, suite.module) if name is not None]
-    return all(importlib.util.find_spec(name) is not None for name in names)
+    return suite.needs is None or importlib.util.find_spec(suite.needs) is not None

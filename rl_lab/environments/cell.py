@@ -72,6 +72,7 @@ class Cell:
 
     build: Callable[[], gym.Env]
     converter: ObservationConverter
+    outcomes: tuple[str, ...] = ()  # names in info["outcome"] of an episode's last step
     index: int
     seed: int
     max_restarts: int
@@ -84,6 +85,7 @@ class Cell:
         self._write = self.converter.writer()
         self._episode_seeds = np.random.default_rng(self.seed)
         self._episode_seed: int | None = None
+        self._prepared: tuple[int, Any] | None = None  # an episode begun ahead of time: its seed, its observation
         self._needs_reset = True
         self._episode_steps = 0
         self._log: list[Any] | None = []  # actions since the reset; None once the environment proved plain
@@ -93,8 +95,12 @@ class Cell:
         """A new episode in row i."""
         while True:
             self._episode_seed = int(self._episode_seeds.integers(MAX_EPISODE_SEED))
+            prepared, self._prepared = self._prepared, None
             try:
-                observation, _ = self.env.reset(seed=self._episode_seed)
+                if prepared is not None and prepared[0] == self._episode_seed:
+                    observation = prepared[1]
+                else:
+                    observation, _ = self.env.reset(seed=self._episode_seed)
                 self.converter.check(observation)
                 self._write(observation, rows.observation, i)
                 break
@@ -108,6 +114,34 @@ class Cell:
         if self._log is not None:
             self._log = []
 
+    def prepare(self, seed: int) -> None:
+        """Begin the episode of `seed` ahead of time. A reset that fails is tried again when its turn comes, and counted
+        then."""
+        self._prepared = None
+        try:
+            observation, _ = self.env.reset(seed=seed)
+        except RLLabError:
+            raise
+        except Exception:  # noqa: BLE001 (see _restart)
+            return
+        self._prepared = (seed, observation)
+
+    def hand_over(self) -> dict[str, Any]:
+        """What another cell needs to begin the next episode in this one's place."""
+        return {"episode_seeds": to_text(self._episode_seeds), **self.restarts.get_state()}
+
+    def take_over(self, handed: dict[str, Any], count: int) -> list[int]:
+        """Go on in the place of the cell that handed over; the seeds of the next `count` episodes."""
+        self._episode_seeds = from_text(handed["episode_seeds"])
+        self.restarts.set_state(handed)
+        self._needs_reset, self.is_lost = True, False
+        return self.upcoming(count)
+
+    def upcoming(self, count: int) -> list[int]:
+        """The seeds of the next episodes, as `begin` will draw them."""
+        ahead = from_text(to_text(self._episode_seeds))
+        return [int(ahead.integers(MAX_EPISODE_SEED)) for _ in range(count)]
+
     def step(self, action: Any, rows: EnvRows, i: int) -> bool:
         """Row i after `action`. False: the environment failed and the caller repeats the last observation."""
         if self.is_lost:
@@ -118,9 +152,12 @@ class Cell:
         if self._log is not None:
             self._log.append(action.copy() if isinstance(action, np.ndarray) else action)
         try:
-            observation, reward, terminated, truncated, _ = self.env.step(action)
+            observation, reward, terminated, truncated, info = self.env.step(action)
             rows.reward[i] = reward
             self._write(observation, rows.observation, i)
+            if self.outcomes and (terminated or truncated):
+                for name, value in info.get("outcome", {}).items():
+                    rows.outcome[name][i] = value
         except RLLabError:
             raise
         except Exception as error:  # noqa: BLE001 (see _restart)
@@ -193,6 +230,7 @@ class Cell:
         """Continue from `state`; `observation` holds the arrays of the last row, this cell's at `index`."""
         if self._episode_seed is not None:  # used before: a replay must not see what earlier episodes left behind
             self._rebuild()
+        self._prepared = None
         self._episode_seeds = from_text(state["episode_seeds"])
         self._episode_seed = state["episode_seed"]
         self._episode_steps = state["episode_steps"]

@@ -10,7 +10,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_lab.environments.lookup import find
 from rl_lab.environments.recipe import Recipe
-from rl_lab.environments.rendering import prepare_headless
 from rl_lab.environments.wrappers import check_wrappers
 from rl_lab.types import ConfigError
 
@@ -31,16 +30,8 @@ def make_gymnasium(
     if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
         raise ConfigError(f"num_envs is {num_envs!r}: write a whole number of at least 1, or None for a single one.")
     find(id)  # first: a user's package may register the wrappers named below
-    recipe = Recipe(
-        id=id,
-        kwargs=dict(kwargs or {}),
-        wrappers=check_wrappers(wrappers),
-        action_repeat=action_repeat,
-        time_limit=time_limit,
-        action_masks=action_masks,
-        render=render,
-    )
-    prepare_headless()
+    layers = dict(kwargs or {}), check_wrappers(wrappers)
+    recipe = Recipe(id, *layers, action_repeat, time_limit, action_masks, render)
     if num_envs is None:
         return recipe.build()
     return SyncVectorEnv([recipe.build] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -40,6 +40,8 @@ def action_labels(env: gym.Env, num_labels: int) -> tuple[str, ...]:
     name = f"{env.spec.namespace}/{env.spec.name}" if env.spec.namespace else env.spec.name
     labels = list(LABELS.get(name, MINIGRID if name.startswith(("MiniGrid-", "BabyAI-")) else ()))
     labels = labels or list(getattr(env.unwrapped, "action_labels", ()))
+    meanings = getattr(env.unwrapped, "get_action_meanings", None)  # of ALE's own environments
+    labels = labels or [str(each).lower() for each in (meanings() if callable(meanings) else ())]
     for layer in reversed(layers(env)):
         if labels and hasattr(type(layer), "remap"):
             labels = layer.remap(labels)

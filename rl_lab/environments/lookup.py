@@ -12,6 +12,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from rl_lab.environments.handed import is_handed, not_here
+from rl_lab.environments.rendering import prepare_headless
 from rl_lab.types import ConfigError, MissingExtraError, did_you_mean
 
 
@@ -25,17 +26,58 @@ class Suite:
     module: str | None = None
     entry_points: tuple[str, ...] = ()  # parts of an entry point that tell the suite
     needs: str | None = None  # the module whose absence means that the suite is not installed
+    uses_mujoco: bool = False
+    apart: str = ""  # how to install what cannot live beside the others
 
 
 SUITES = (
     Suite("toy", None, entry_points=("rl_lab.environments.suites.toy", "rl_lab.environments.suites.bandits")),
-    Suite("atari", "atari", ("ALE/",), "ale_py", ("ale_py", "shimmy.atari"), "ale_py"),
+    Suite("atari", "atari", ("ALE/",), "ale_py", ("ale_py", "rl_lab.environments.suites.atari"), "ale_py"),
     Suite("minigrid", "minigrid", ("MiniGrid-", "BabyAI-"), "minigrid", ("minigrid",), "minigrid"),
-    Suite("dmc", "dmc", entry_points=("rl_lab.environments.suites.dmc",), needs="dm_control"),
+    Suite("dmc", "dmc", entry_points=("rl_lab.environments.suites.dmc",), needs="dm_control", uses_mujoco=True),
     Suite(
         "box2d", "box2d", entry_points=("gymnasium.envs.box2d", "rl_lab.environments.suites.car_racing"), needs="Box2D"
     ),
-    Suite("mujoco", "mujoco", entry_points=("gymnasium.envs.mujoco",), needs="mujoco"),
+    Suite("crafter", "crafter", entry_points=("rl_lab.environments.suites.crafter",), needs="crafter"),
+    Suite(
+        "memory_maze",
+        "memory-maze",
+        entry_points=("suites.memory_maze", "memory_maze"),
+        needs="memory_maze",
+        uses_mujoco=True,
+    ),
+    Suite("vizdoom", "vizdoom", ("Vizdoom",), "vizdoom.gymnasium_wrapper", ("suites.doom", "vizdoom"), "vizdoom"),
+    Suite("retro", "retro", entry_points=("rl_lab.environments.suites.retro",), needs="stable_retro"),
+    Suite("bsuite", "bsuite", entry_points=("rl_lab.environments.suites.behaviour",), needs="bsuite"),
+    Suite("popgym", "popgym", ("popgym-",), "popgym", ("popgym",), "popgym"),
+    Suite("brax", "brax", entry_points=("rl_lab.environments.suites.brax",), needs="brax"),
+    Suite("mujoco", "mujoco", entry_points=("gymnasium.envs.mujoco",), needs="mujoco", uses_mujoco=True),
+    Suite(
+        "push_t",
+        None,
+        ("gym_pusht/",),
+        "gym_pusht",
+        ("gym_pusht",),
+        "gym_pusht",
+        apart="pip install rl-lab gym-pusht in a virtual environment of its own: it replaces pygame-ce.",
+    ),
+    Suite(
+        "metaworld",
+        None,
+        ("Meta-World/",),
+        "metaworld",
+        ("metaworld",),
+        "metaworld",
+        uses_mujoco=True,
+        apart="pip install rl-lab metaworld in a virtual environment of its own: it wants mujoco 3.3.0.",
+    ),
+    Suite(
+        "minecraft",
+        None,
+        entry_points=("suites.minecraft",),
+        needs="minerl",
+        apart="MineRL and MineDojo download Minecraft and want Java 8: see Minecraft in docs/environments.md.",
+    ),
     Suite("classic_control", None, entry_points=("gymnasium.envs.classic_control",)),
     Suite("toy_text", None, entry_points=("gymnasium.envs.toy_text",)),
     Suite("jax", None, entry_points=("gymnasium.envs.phys2d", "gymnasium.envs.tabular"), needs="jax"),
@@ -71,6 +113,7 @@ def _import_users_module(module: str, env_id: str) -> None:
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last, so that a local folder cannot hide an installed package
+    prepare_headless()  # it may import a simulator
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -95,6 +138,7 @@ def missing_extra(env_id: str, suite: Suite | None, error: Exception) -> Missing
     if suite is not None and suite.extra is not None:
         what, package = "an extra", f"'rl-lab[{suite.extra}]'"
     cure = f"Install it with: pip install {package}" if package else "Install what the message names."
+    cure = suite.apart if suite is not None and suite.apart else cure
     return MissingExtraError(f"environment '{env_id}' needs {what} that is not installed ({error}). {cure}")
 
 

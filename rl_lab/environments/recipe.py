@@ -16,6 +16,8 @@ from rl_lab.environments.actions import ActionConverter
 from rl_lab.environments.handed import is_handed
 from rl_lab.environments.labels import action_labels
 from rl_lab.environments.lookup import find, missing_extra, newest_version, suite_of
+from rl_lab.environments.mujoco_drawing import draw_alone
+from rl_lab.environments.rendering import prepare_headless
 from rl_lab.environments.snapshot import layers
 from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.environments.wrappers import WRAPPERS, apply_wrappers
@@ -55,6 +57,8 @@ class Recipe:
         return apply_wrappers(self._make(find(self.id)), entries)
 
     def _make(self, spec: GymnasiumSpec) -> gym.Env:
+        suite = suite_of(spec)
+        prepare_headless(uses_mujoco=suite is None or suite.uses_mujoco)
         settings = dict(self.kwargs)
         needs_render = any(getattr(WRAPPERS[entry["id"]], "needs_render", False) for entry in self.wrappers)
         try:
@@ -65,11 +69,13 @@ class Recipe:
             if (self.render or needs_render) and can_render(spec.entry_point):
                 settings["render_mode"] = "rgb_array"
             # Our checker examines environments once, on request; Gymnasium's would do so on every step.
-            return gym.make(spec, disable_env_checker=True, **settings)
+            env = gym.make(spec, disable_env_checker=True, **settings)
+            draw_alone(env)
+            return env
         except RLLabError:
             raise
         except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-            raise missing_extra(self.id, suite_of(spec), error) from error
+            raise missing_extra(self.id, suite, error) from error
         except ImportError as error:
             newest = newest_version(spec.id)
             hint = f" Write {newest}." if newest and newest != spec.id else ""
@@ -123,6 +129,7 @@ def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
         frames_per_step=frames_per_step,
         render_fps=max(1, round((env.metadata.get("render_fps") or 30) / frames_per_step)),
         description=observations.description,
+        outcomes=tuple(name for layer in reversed(layers(env)) for name in getattr(layer, "outcomes", ())),
     )
     return Blueprint(override_spec(spec, recipe.overrides), observations, actions)
 
@@ -141,6 +148,7 @@ def _time(env: gym.Env) -> tuple[int | None, int]:
         repeat = vars(layer).get("frames_per_agent_step", 1)
         frames *= repeat
         limit = None if limit is None else -(-limit // repeat)
+        limit = vars(layer).get("max_agent_steps", limit)  # an environment that counts for itself
     return limit, frames
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes.util
+import importlib.metadata
 import importlib.util
 import os
 from functools import cache
@@ -10,25 +10,39 @@ from typing import Any
 
 import numpy as np
 
+from rl_lab.types import ConfigError
+from rl_lab.utils.graphics import first_that_works
 
-def prepare_headless() -> None:
+HEADLESS_BACKENDS = ("egl", "osmesa")
+
+
+def prepare_headless(*, uses_mujoco: bool = True) -> None:
     """Without a display, tell SDL (pygame) and MuJoCo to draw off-screen; what the user set is kept.
     Must come before pygame and mujoco are imported."""
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return
     os.environ.setdefault("SDL_VIDEODRIVER", "offscreen")  # "dummy" draws nothing at all
-    backend = mujoco_backend()
-    if backend is not None:
-        os.environ.setdefault("MUJOCO_GL", backend)
+    if uses_mujoco and "MUJOCO_GL" not in os.environ and (backend := mujoco_backend()) is not None:
+        os.environ["MUJOCO_GL"] = backend
 
 
 @cache
 def mujoco_backend() -> str | None:
-    """egl or osmesa, whichever library is there: naming one that is not makes `import mujoco` fail."""
+    """egl or osmesa, whichever was seen to work: naming one that does not makes `import mujoco` fail. None: neither, or
+    there is no MuJoCo; simulators then run, and what asks them for an image is told so."""
     if importlib.util.find_spec("mujoco") is None:
         return None
-    libraries = {"egl": "EGL", "osmesa": "OSMesa"}
-    return next((name for name, library in libraries.items() if ctypes.util.find_library(library)), None)
+    return first_that_works(HEADLESS_BACKENDS)
+
+
+def require_mujoco_3(env_id: str) -> None:
+    """dm_control reads attributes that mujoco 4 took away."""
+    version = importlib.metadata.version("mujoco")
+    if int(version.partition(".")[0]) >= 4:
+        raise ConfigError(
+            f"environment '{env_id}': dm_control does not run with mujoco {version}, which is installed. "
+            "Install an older one with: pip install 'mujoco<4'"
+        )
 
 
 class FrameTaker:
@@ -54,5 +68,5 @@ class FrameTaker:
 
     def _report(self, why: str) -> None:
         if not self._has_failed:
-            self._events.append(f"Rendering failed and is left out: {why}")
+            self._events.append(f"Rendering failed and is left out: {why} (`rl-lab doctor` says what is missing)")
         self._has_failed = True

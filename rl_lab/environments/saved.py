@@ -17,6 +17,7 @@ from rl_lab.environments.recipe import Blueprint
 from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.types import EnvSpec, RunError
 
+MOST_ENTRIES = 2**24  # of a space: an image of 2048 x 2048 x 4
 FACTS = ("id", "max_episode_steps", "solved_return", "frames_per_step", "render_fps", "description")
 
 
@@ -41,7 +42,7 @@ def from_plain(plain: Mapping[str, Any], *, place: str) -> Blueprint:
         )
         action = replace(actions.spec, labels=tuple(map(str, plain["action_labels"])))
         return Blueprint(EnvSpec(observation=observations.specs, action=action, **facts), observations, actions)
-    except (KeyError, TypeError, ValueError, AssertionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AssertionError) as error:
         raise RunError(
             f"{place} does not describe an environment ({type(error).__name__}: {error}). Remove it, and the "
             "environment itself is asked, if it is installed."
@@ -67,8 +68,19 @@ def _plain_space(space: spaces.Space) -> dict[str, Any]:
     return {"type": "Text"}
 
 
+def _refuse_huge(count: int) -> None:
+    """A space is made with arrays of its size: what no environment has may not take the memory."""
+    if count > MOST_ENTRIES:
+        raise ValueError(f"a space of {count:,} entries; at most {MOST_ENTRIES:,} are read")
+
+
 def _space(plain: Mapping[str, Any]) -> spaces.Space:
     kind = plain["type"]
+    if kind in ("Box", "MultiBinary"):
+        shape = plain["shape" if kind == "Box" else "n"]
+        _refuse_huge(math.prod(map(int, [shape] if isinstance(shape, int | float) else shape)))
+    if kind in ("Discrete", "MultiDiscrete"):
+        _refuse_huge(int(np.asarray(plain["n" if kind == "Discrete" else "nvec"], dtype=object).sum()))
     if kind == "Dict":
         return spaces.Dict(OrderedDict((name, _space(part)) for name, part in plain["spaces"]))
     if kind == "Tuple":

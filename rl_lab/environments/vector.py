@@ -17,10 +17,12 @@ from rl_lab.environments.snapshot import capture, restore
 from rl_lab.types import EnvRows, EnvSpec, RLLabError, RunError, StateTree
 
 
-def empty_rows(observation: dict[str, np.ndarray]) -> EnvRows:
-    """Rows with these observations; rewards and flags are zero."""
+def empty_rows(observation: dict[str, np.ndarray], outcomes: Sequence[str] = ()) -> EnvRows:
+    """Rows with these observations; rewards and flags are zero, outcomes NaN."""
     num_envs = len(next(iter(observation.values())))
-    return EnvRows(observation, np.zeros(num_envs, np.float32), *(np.zeros(num_envs, bool) for _ in range(3)))
+    outcome = {name: np.full(num_envs, np.nan, np.float32) for name in outcomes}
+    is_first, is_last, is_terminal = (np.zeros(num_envs, bool) for _ in range(3))
+    return EnvRows(observation, np.zeros(num_envs, np.float32), is_first, is_last, is_terminal, outcome)
 
 
 def saved_rows(observation: Mapping[str, Any], is_last: Any) -> EnvRows | None:
@@ -110,6 +112,7 @@ class SyncEnvironment(VectorBase):
             Cell(
                 build=build,
                 converter=blueprint.observations,
+                outcomes=blueprint.spec.outcomes,
                 index=first + i,
                 seed=seed,
                 max_restarts=max_restarts,
@@ -138,7 +141,7 @@ class SyncEnvironment(VectorBase):
         return [i for i, (cell, one) in enumerate(pairs) if not cell.step(one, rows, i)]
 
     def _next_rows(self, action: np.ndarray | None) -> EnvRows:
-        rows = empty_rows(self.blueprint.observations.allocate(self.num_envs))
+        rows = empty_rows(self.blueprint.observations.allocate(self.num_envs), self.spec.outcomes)
         for i in self.fill(rows, action):
             for key, values in self._rows.observation.items():  # type: ignore[union-attr]
                 rows.observation[key][i] = values[i]
@@ -178,6 +181,7 @@ class NativeEnvironment(VectorBase):
         self._seeds = np.random.default_rng(seed)
         self._frames = FrameTaker(self._events)
         self._needs_reset = True
+        self._is_lost = False  # the episodes under way cannot go on: the next rows end them
 
     def reset(self) -> EnvRows:
         while True:
@@ -186,7 +190,7 @@ class NativeEnvironment(VectorBase):
                 break
             except Exception as error:  # noqa: BLE001 (see Cell._restart)
                 self._restart(error, "reset")
-        self._rows = empty_rows(self.blueprint.observations.batch(observation, self.num_envs))
+        self._rows = empty_rows(self.blueprint.observations.batch(observation, self.num_envs), self.spec.outcomes)
         self._rows.is_first[:] = True
         self._needs_reset = False
         return self._rows
@@ -195,9 +199,12 @@ class NativeEnvironment(VectorBase):
         assert self._rows is not None, "reset() comes before step()"
         if self._needs_reset:
             return self.reset()
+        if self._is_lost:
+            self._is_lost = False
+            return self._end_all(self._rows)
         try:
             actions = self.blueprint.actions.batch(np.asarray(action))
-            observation, reward, terminated, truncated, _ = self._env.step(actions)
+            observation, reward, terminated, truncated, info = self._env.step(actions)
         except RLLabError:
             raise
         except Exception as error:  # noqa: BLE001 (see Cell._restart)
@@ -210,12 +217,13 @@ class NativeEnvironment(VectorBase):
             self._rows.is_last.copy(),
             np.logical_or(terminated, truncated),
             np.array(terminated, bool),
+            {name: np.array(info["outcome"][name], np.float32) for name in self.spec.outcomes},
         )
         return self._rows
 
     def _end_all(self, last: EnvRows) -> EnvRows:
         """Every episode ends, those that had just ended excepted: they begin and end at once."""
-        self._rows = empty_rows({key: values.copy() for key, values in last.observation.items()})
+        self._rows = empty_rows({key: values.copy() for key, values in last.observation.items()}, self.spec.outcomes)
         self._rows.is_first[:] = last.is_last
         self._rows.is_last[:] = True
         self._needs_reset = True
@@ -245,8 +253,14 @@ class NativeEnvironment(VectorBase):
         self._needs_reset = state["needs_reset"]
         self._rows = None
         if state["rows"] is not None:
-            restore(self._env, state["snapshot"], episode_seed=None)
+            is_exact, _ = restore(self._env, state["snapshot"], episode_seed=None)
             self._rows = saved_rows(**state["rows"])
+            if not is_exact:
+                self._is_lost = True
+                self._events.append(
+                    "The vector environment could not be restored exactly: its state could not be saved. New episodes "
+                    "were started instead."
+                )
 
     def render(self) -> np.ndarray | None:
         return self._frames.take(self._env)

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,6 +18,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from rl_lab.environments.rendering import prepare_headless
@@ -26,6 +28,9 @@ from rl_lab.utils.processes import ASKING
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+MEMORY_CHECK_S = 0.25  # seconds between two looks at the memory of a worker
+MIB = 2**20
+LONE_CELL = ("prepare", "hand_over", "take_over", "upcoming")  # commands to the one cell of a worker (prefetch.py)
 SharedArray = tuple[Any, tuple[int, ...], str]  # memory, shape, dtype
 
 
@@ -48,15 +53,19 @@ class SharedRows:
         arrays = {name: np.frombuffer(raw, dtype).reshape(shape) for name, (raw, shape, dtype) in memory.items()}
         self.action = arrays.pop("action")
         self.restarts = arrays.pop("restarts")  # total, recent
-        flags = {name: arrays.pop(name) for name in ("reward", "is_first", "is_last", "is_terminal")}
-        observation = {name.removeprefix("observation:"): array for name, array in arrays.items()}
-        self.rows = EnvRows(observation=observation, **flags)
+        flags: dict[str, Any] = {name: arrays.pop(name) for name in ("reward", "is_first", "is_last", "is_terminal")}
+        kinds: dict[str, Any] = {"observation": {}, "outcome": {}}
+        for name, array in arrays.items():
+            kind, _, key = name.partition(":")
+            kinds[kind][key] = array
+        self.rows = EnvRows(**kinds, **flags)
 
 
 def share_memory(spec: EnvSpec, num_envs: int) -> dict[str, SharedArray]:
     """Memory, shape and dtype of every shared array."""
     layout: dict[str, tuple[tuple[int, ...], str]] = {
         **{f"observation:{key}": (array.shape, array.dtype) for key, array in spec.observation.items()},
+        **{f"outcome:{name}": ((), "float32") for name in spec.outcomes},
         "reward": ((), "float32"),
         **dict.fromkeys(("is_first", "is_last", "is_terminal"), ((), "bool")),
         "action": (spec.action.shape, spec.action.dtype),
@@ -70,9 +79,10 @@ def work(job: Job, connection: Connection) -> None:
     """The child's main: answer commands until it is asked to close or the parent is gone."""
     _live_and_die_with_parent()
     sys.path[:] = list(job.search_path)
-    prepare_headless()
+    prepare_headless(uses_mujoco=bool(job.modules))  # a user's module may import it
     mine: Part | None = None
-    answer: tuple[str, Any, Any]
+    answer: tuple[str, Any, Any, float]
+    memory = MemoryWatch()
     while True:
         try:
             command, arguments = connection.recv()
@@ -83,9 +93,9 @@ def work(job: Job, connection: Connection) -> None:
         try:
             if mine is None:
                 mine = Part(job)
-            answer = ("ok", mine.answer(command, arguments), mine.environment.drain_events())
+            answer = ("ok", mine.answer(command, arguments), mine.environment.drain_events(), memory.growth_mib())
         except RLLabError as error:
-            answer = ("raise", type(error).__name__, str(error))
+            answer = ("raise", type(error).__name__, str(error), 0.0)
         connection.send(answer)
     if mine is not None:
         mine.environment.close()
@@ -109,6 +119,26 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
+class MemoryWatch:
+    """How much the resident memory of this process has grown since it was first asked."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._first_mib: float | None = None
+        self._growth_mib = 0.0
+        self._next_look_s = 0.0
+
+    def growth_mib(self) -> float:
+        now = time.monotonic()
+        if now >= self._next_look_s:
+            self._next_look_s = now + MEMORY_CHECK_S
+            resident_mib = self._process.memory_info().rss / MIB
+            if self._first_mib is None:
+                self._first_mib = resident_mib
+            self._growth_mib = resident_mib - self._first_mib
+        return self._growth_mib
+
+
 class Part:
     """The environments of one worker and their part of the shared rows."""
 
@@ -123,9 +153,13 @@ class Part:
         self.environment = job.build()
 
     def answer(self, command: str, arguments: tuple[Any, ...]) -> Any:
+        if command in LONE_CELL:  # restarts of a spare process count once it is no longer one
+            return getattr(self.environment.cells[0], command)(*arguments)
         if command in ("reset", "step"):
             for values in (self._rows.reward, self._rows.is_first, self._rows.is_last, self._rows.is_terminal):
                 values[:] = 0
+            for values in self._rows.outcome.values():
+                values[:] = np.nan
             command, arguments = "fill", (self._rows, self._action if command == "step" else None)
         result = getattr(self.environment, command)(*arguments)
         self._restarts[:] = [(cell.restarts.total, cell.restarts.recent) for cell in self.environment.cells]

@@ -187,6 +187,8 @@ class StepPenalty(gym.wrappers.TransformReward):
 class StateCountBonus(gym.Wrapper):
     """reward + scale / sqrt(visits of this observation rounded to `decimals`); visits outlive episodes"""
 
+    remembers_episodes = True
+
     def __init__(self, env: gym.Env, scale: float = 0.1, decimals: int = 1) -> None:
         super().__init__(env)
         self.scale, self.decimals = scale, decimals
@@ -260,6 +262,11 @@ class DiscretiseActions(gym.wrappers.TransformAction):
         dimensions = np.arange(values.shape[1])
         chosen = spaces.Discrete(bins) if len(dimensions) == 1 else spaces.MultiDiscrete([bins] * len(dimensions))
         super().__init__(env, lambda action: values[action, dimensions].reshape(space.shape), chosen)
+        self.alone = [f"{value:.3g}" for value in values[:, 0].tolist()] if len(dimensions) == 1 else []
+
+    def remap(self, labels: Sequence[Any]) -> list[Any]:
+        """`torque -2`, `torque 0`, `torque 2`; with several dimensions each keeps its own label."""
+        return [f"{labels[0]} {value}" for value in self.alone] if self.alone and len(labels) == 1 else list(labels)
 
 
 @register_wrapper("clip_actions")
@@ -271,6 +278,25 @@ class ClipActions(gym.wrappers.TransformAction):
         require_order(low, high)
         box = spaces.Box(np.maximum(space.low, low), np.minimum(space.high, high), dtype=space.dtype)
         super().__init__(env, lambda action: np.clip(action, box.low, box.high), box)
+
+
+@register_wrapper("normalise_actions")
+class NormaliseActions(gym.wrappers.TransformAction):
+    """A bounded Box as [low, high] in every dimension, stretched to the bounds that the environment has"""
+
+    def __init__(self, env: gym.Env, low: float = -1.0, high: float = 1.0) -> None:
+        space = _require_action_space(env, spaces.Box)
+        require_order(low, high)
+        if not space.is_bounded():
+            raise ConfigError(f"it needs finite bounds, this environment has {space} (clip_actions gives it some).")
+        box = spaces.Box(low, high, space.shape, space.dtype)
+        stretch = (space.high.astype(np.float64) - space.low) / (high - low)
+
+        def to_bounds(action: Any) -> np.ndarray:
+            inside = np.clip(np.asarray(action, np.float64), low, high)
+            return np.clip(space.low + (inside - low) * stretch, space.low, space.high).astype(space.dtype)
+
+        super().__init__(env, to_bounds, box)
 
 
 @register_wrapper("sticky_actions")

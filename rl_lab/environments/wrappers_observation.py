@@ -13,6 +13,7 @@ from rl_lab.environments.spaces import is_image, lone_key, value_counts
 from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive
 from rl_lab.types import ConfigError, did_you_mean
 
+ENCODINGS = ("binary", "scaled")
 Change = tuple[spaces.Space, Callable[[Any], Any]]  # the new space of an entry, and how its values become the new ones
 
 
@@ -120,6 +121,35 @@ class OneHot(PerEntry):
             return None
         new = spaces.Box(0.0, 1.0, (spaces.flatdim(space),), np.float32)
         return new, lambda value: np.asarray(spaces.flatten(space, value), dtype=np.float32)
+
+
+@register_wrapper("encode_discrete")
+class EncodeDiscrete(PerEntry):
+    """Discrete and MultiDiscrete values as short vectors: `binary`, the bits of each value, or `scaled`, each value
+    divided by the largest"""
+
+    def __init__(self, env: gym.Env, kind: str = "binary") -> None:
+        if kind not in ENCODINGS:
+            raise ConfigError(f"kind is {kind!r}.{did_you_mean(str(kind), ENCODINGS)} Allowed: {', '.join(ENCODINGS)}.")
+        self.kind = kind
+        super().__init__(env)
+
+    def change(self, space: Any, key: str | None) -> Change | None:
+        if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            return None
+        counts = np.array(value_counts(space))
+        start = np.asarray(space.start).reshape(-1)
+        if self.kind == "scaled":
+            largest = np.maximum(counts - 1, 1)
+            new = spaces.Box(0.0, 1.0, counts.shape, np.float32)
+            return new, lambda value: ((np.reshape(value, -1) - start) / largest).astype(np.float32)
+        owner = np.repeat(np.arange(len(counts)), [max(1, int(count - 1).bit_length()) for count in counts])  # of a bit
+        power = np.array([int(np.sum(owner[i + 1 :] == owner[i])) for i in range(len(owner))])  # highest bit first
+
+        def bits(value: Any) -> np.ndarray:
+            return (((np.reshape(value, -1) - start).astype(np.int64)[owner] >> power) & 1).astype(np.float32)
+
+        return spaces.Box(0.0, 1.0, owner.shape, np.float32), bits
 
 
 @register_wrapper("rescale_observation")

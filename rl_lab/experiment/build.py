@@ -28,14 +28,17 @@ from rl_lab.config.schema import Config, EvaluationBlock, Settings, read_setting
 from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
 from rl_lab.experiment.curriculum import Borrowed, Curriculum, pin_sources
+from rl_lab.experiment.debugging import Debugging, attach_debugging
 from rl_lab.experiment.film import film_plan, showing_returns, video_plan
 from rl_lab.experiment.live import Probe, make_usage
+from rl_lab.experiment.rules import build_monitor
 from rl_lab.experiment.saver import REPLAY, RandomState, make_saver
+from rl_lab.experiment.sinks import build_sinks
 from rl_lab.kernels.door import listen
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.time_split import TimeSplit
-from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter, Writer
+from rl_lab.metrics.writers import JsonlWriter, TextLogWriter, Writer
 from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.callbacks import Callbacks
 from rl_lab.orchestration.housekeeping import EvaluationPlan, Housekeeping, Prune, go_on
@@ -110,6 +113,7 @@ class Experiment:
     housekeeping: Housekeeping
     orchestrator: Orchestrator
     time_split: TimeSplit
+    debugging: Debugging
     targets: dict[str, Any]  # section of a checkpoint -> the object whose state it holds
 
     WARM_SECTIONS: ClassVar[tuple[str, ...]] = (*POLICY, "optimizers")  # all a warm start reads
@@ -133,6 +137,7 @@ class Experiment:
         return Probe(self.housekeeping, self.collector, self.evaluator, self.agent.runtime)
 
     def close(self) -> None:
+        self.debugging.end()
         self.logger.close()
         self.collector.environment.close()
         self.evaluator.close()
@@ -154,29 +159,28 @@ def build(
     with ExitStack() as opened:  # a config that is refused half-way leaves no worker and no open file behind
         environment = build_environment(config, stream="train_environment")
         opened.callback(environment.close)
-        logger, display = build_logger(config, settings, run, quiet=quiet)
+        logger, display = build_logger(config, settings, run, environment.spec, quiet=quiet)
         opened.callback(logger.close)
-        warn, runtime, stopwatch = partial(logger.message, level="warning"), build_runtime(config), Stopwatch()
+        warn, stopwatch = partial(logger.message, level="warning"), Stopwatch()
+        runtime = build_runtime(config, is_watched=settings.debug.check_finite)
         buffers = build_buffers(config, settings, environment, runtime.device, run)
         collector = Collector(environment, buffers, device=runtime.device, stopwatch=stopwatch, report=warn)
-        evaluator = build_evaluator(config, settings.evaluation, runtime)
+        evaluator = build_evaluator(config, settings.evaluation, runtime, warn)
         agent = build_agent(config, environment.spec, runtime=runtime, collector=collector, evaluator=evaluator)
         workflow, scheduler, time_split = agent.workflow, PhaseScheduler(settings.phases), TimeSplit(stopwatch)
         targets: dict[str, Any] = {}
         plans, films = make_plans(settings, environment, video_plan(run, workflow, evaluator, logger))
+        plans |= {"on_save": on_save, "prune": prune, "callbacks": callbacks or Callbacks(), "display": display}
         housekeeping = Housekeeping(
+            run_id="RUN" if run is None else run.id,
             scheduler=scheduler,
+            stopwatch=stopwatch,
             logger=logger,
             evaluate=showing_returns(workflow.evaluate, evaluator, logger, scheduler),
             save_checkpoint=make_saver(run, targets, keep_recent=settings.checkpoint.keep_recent),
-            usage=make_usage(time_split, stopwatch, scheduler),
-            display=display,
-            stopwatch=stopwatch,
+            usage=make_usage(time_split, stopwatch, scheduler, None if run is None else run.path),
             films=film_plan(run, settings.evaluation, films, workflow, evaluator, logger),
             **plans,
-            on_save=on_save,
-            prune=prune,
-            callbacks=callbacks or Callbacks(),
         )
         targets |= {"progress": housekeeping, "phase_state": scheduler, **agent.state_targets(), "buffers": buffers}
         targets |= {"collector": collector, "workflow_custom": workflow, "logger": logger, "rng": RandomState()}
@@ -190,6 +194,7 @@ def build(
             interrupted=interrupted,
             begin_phase=curriculum.begin,
         )
+        debugging = attach_debugging(settings.debug, orchestrator, targets, config, run)
         for sentence in predict(buffers, environment.spec, extra_bytes_per_row=workflow.extra_bytes_per_row):
             logger.message(sentence)
         opened.pop_all()
@@ -197,7 +202,7 @@ def build(
     for remark in (*runtime.remarks(workflow), *agent.left_out()):
         warn(remark)
     parts = settings, agent, collector, curriculum, evaluator, logger, display, housekeeping, orchestrator
-    return Experiment(*parts, time_split, targets)
+    return Experiment(*parts, time_split, debugging, targets)
 
 
 def make_plans(
@@ -258,7 +263,7 @@ def build_environment(config: Config, *, stream: str, num_envs: int | None = Non
     settings = dict(config["environment"])
     if num_envs is not None:
         settings["num_envs"] = num_envs
-    if render:
+    if render and settings["vectorization"] != "envpool":
         settings["vectorization"] = "sync"  # frames come from single environments
     injected = {"seed": int(config["seed"]), "stream": stream, "render": render}
     return call_checked(make_environment, settings, place="environment", injected=injected)
@@ -319,17 +324,20 @@ def build_curriculum(
     )
 
 
-def build_evaluator(config: Config, block: EvaluationBlock, runtime: Runtime) -> Evaluator:
+def build_evaluator(
+    config: Config, block: EvaluationBlock, runtime: Runtime, report: Callable[[str], None] = lambda sentence: None
+) -> Evaluator:
     return Evaluator(
         lambda: build_environment(config, stream="eval_environment", num_envs=block.num_envs),
         make_render_environment=lambda: build_environment(config, stream="play_environment", num_envs=1, render=True),
         device=runtime.device,
         timeout_steps=block.timeout_steps,
+        report=report,
     )
 
 
 def build_logger(
-    config: Config, settings: Settings, run: RunDirectory | None, *, quiet: bool
+    config: Config, settings: Settings, run: RunDirectory | None, spec: EnvSpec, *, quiet: bool
 ) -> tuple[MetricLogger, LiveDisplay]:
     title = f"{settings.experiment.name} · {config['environment']['id']} · seed {settings.seed}"
     mode = "quiet" if quiet else settings.logging.terminal
@@ -340,16 +348,21 @@ def build_logger(
         log = TextLogWriter(run.log_path)
         display.on_failure = partial(log.message, level="warning")
         writers += [JsonlWriter(run.metrics_path), log]
-        if settings.logging.tensorboard:
-            writers.append(TensorBoardWriter(run.tensorboard_dir))
-    return MetricLogger(writers), display
+    sinks = build_sinks(config, settings, run)
+    monitor = build_monitor(config, block.rules, run, spec)
+    logger = MetricLogger([*writers, *(sinks if run is not None else ())], monitor=monitor)
+    for sink in sinks:
+        sink.report = partial(logger.message, level="warning")
+    return logger, display
 
 
 # --- the agent: what acts and learns; it needs a spec but no environment ---
 
 
-def build_runtime(config: Config) -> Runtime:
-    return call_checked(Runtime, config["runtime"] or {}, place="runtime")
+def build_runtime(config: Config, *, is_watched: bool = False) -> Runtime:
+    """Debug mode looks at every operation, so that none may be compiled or captured."""
+    plain = {"compile": False, "capture": False} if is_watched else {}
+    return call_checked(Runtime, {**(config["runtime"] or {}), **plain}, place="runtime")
 
 
 def build_agent(

@@ -17,6 +17,7 @@ from rl_lab.collection.collector import Collector
 from rl_lab.collection.recorder import EpisodeRecorder
 from rl_lab.config.compose import compose
 from rl_lab.config.schema import read_settings
+from rl_lab.environments.handed import is_handed
 from rl_lab.environments.lookup import find
 from rl_lab.experiment.build import build_agent, build_environment, build_runtime
 from rl_lab.experiment.load import load_checkpoint, open_config, restore_policy
@@ -87,6 +88,8 @@ def collect_run(run: RunDirectory, environment_id: str | None, request: Request,
     """A dataset of a run's policy, in the run's own environment."""
     config = open_config(run, trust)
     own = str(config["environment"]["id"])
+    if environment_id is not None and is_handed(environment_id):
+        own = config["environment"]["id"] = environment_id  # its spaces are compared with those of the policy
     if environment_id not in (None, own):
         raise ConfigError(
             f"Run {run.id} was trained on {own}, so its policy cannot act in {environment_id}: leave --env out."

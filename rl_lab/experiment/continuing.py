@@ -20,6 +20,7 @@ from rl_lab.orchestration.phase_scheduler import DURATIONS
 from rl_lab.orchestration.stopping import Stopping, StopRules
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.lineage import add_lineage, place_of
+from rl_lab.runs.manifest import continuations_of
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.training.schedules import KINDS, Schedule, parse_number
 from rl_lab.types import ConfigError, Counts, Phase, RunError, StateTree
@@ -38,7 +39,7 @@ def asked_for(run: RunDirectory, config: dict[str, Any], overrides: Sequence[str
         elif key not in CHANGEABLE:
             raise ConfigError(
                 f"{item.input_line}: an exact resume goes on as the run was, so it changes only "
-                f"{' and '.join(CHANGEABLE)}, and how long it goes on: training.phases.NAME.duration_steps (_updates, "
+                f"{', '.join(CHANGEABLE)}, and how long it goes on: training.phases.NAME.duration_steps (_updates, "
                 "_cycles) and training.stop.*. To go on with other settings, use --mode warm_start_optimizer, which "
                 "starts a new run from these weights."
             )
@@ -52,33 +53,73 @@ def check_extension(run: RunDirectory, config: Config) -> tuple[list[str], Check
     them from the start, and from where it goes on."""
     before, after = read_settings(load_config(run)), read_settings(config)
     if (before.phases, before.stop) == (after.phases, after.stop):
-        raise ConfigError(f"Run {run.id} has these durations and stop rules already: there is nothing to change.")
-    store = CheckpointStore(run.checkpoints_dir, identity=run.identity())
-    found = store.load_newest_valid(lambda sentence: None, ("phase_state", "progress"))
+        limit = _limit_sentence(config)
+        raise ConfigError(
+            limit or f"Run {run.id} has these durations and stop rules already: there is nothing to change."
+        )
+    found = _end_of(run)
     if found is None:
         return [], None  # it starts from its beginning
     state, progress = found.state["phase_state"], found.state["progress"]
     is_finished = state["index"] >= len(before.phases)
     if (is_finished or progress.get("stop_reason")) and progress.get("before_end") is None:
         raise RunError(
-            f"Run {run.id} keeps nothing to go on from: it was pruned, ended by a callback, or ended by an earlier "
-            "version of RL Lab. Use --mode warm_start_optimizer."
+            f"Run {run.id} was ended by an earlier version of RL Lab and keeps nothing to go on from. Use --mode "
+            "warm_start_optimizer."
         )
     index = len(before.phases) - 1 if is_finished else state["index"]
     standing = state["ended"] if is_finished else state
     _refuse_phases_that_are_over(before.phases[:index], after.phases[:index])
     _refuse_too_short(after.phases[index], standing)
-    _refuse_rules_that_hold(run, after, state, progress)
-    has_begun = standing["cycles"] > 0 and before.phases[index] != after.phases[index]
-    return _differences(config, after.phases[index]) if has_begun else [], found
+    if reason := _rule_that_holds(after, found):
+        raise ConfigError(
+            f"Run {run.id} would stop at once: {reason}. Raise that rule of training.stop, or write null for none."
+        )
+    has_begun = standing["cycles"] > 0 or standing.get("is_cycle_open")
+    is_changed = before.phases[index] != after.phases[index]
+    return _differences(config, after.phases[index]) if has_begun and is_changed else [], found
 
 
-def note_extension(run: RunDirectory, changes: Config, checkpoint: Checkpoint | None) -> None:
+def stopped_from_outside(run: RunDirectory, config: Config) -> tuple[Checkpoint, str]:
+    """Where a run that is done goes on with the durations it has, and who stopped it: a callback or a pruner, which are
+    no part of it. Every other one is refused."""
+    settings, found = read_settings(config), _end_of(run)
+    if found is not None:
+        progress = found.state["progress"]
+        reason, is_kept = progress.get("stop_reason"), progress.get("before_end") is not None
+        is_finished = found.state["phase_state"]["index"] >= len(settings.phases)
+        if reason and is_kept and not is_finished and not _rule_that_holds(settings, found):
+            return found, reason
+    more = (
+        f"go on with more steps: `rl-lab resume {run.id} training.phases.{settings.phases[-1].name}.duration_steps=N`"
+    )
+    raise RunError(
+        f"Run {run.id} has {run.read_status()['state']} already. Evaluate it with `rl-lab evaluate {run.id}`, start "
+        f"anew from its weights with --mode warm_start, or {more}, N of them in all. {_limit_sentence(config)}".rstrip()
+    )
+
+
+def note_extension(run: RunDirectory, changes: Config, checkpoint: Checkpoint | None, *, stopped_by: str = "") -> None:
     """From here on the run has these durations; config.yaml stays what it began with."""
     said = ", ".join(f"{key}={'null' if value is None else value}" for key, value in changes.items())
-    continuations = [*(run.read_manifest().get("continuations") or ()), dict(changes)]
-    place = place_of(checkpoint)
-    add_lineage(run, "continued", {"continuations": continuations}, source=run.id, changes=said, **place)
+    continuations = [*continuations_of(run.read_manifest()), dict(changes)]
+    facts = {**place_of(checkpoint), "changes": said, **({"stopped_by": stopped_by} if stopped_by else {})}
+    add_lineage(run, "continued", {"continuations": continuations}, source=run.id, **facts)
+
+
+def _end_of(run: RunDirectory) -> Checkpoint | None:
+    store = CheckpointStore(run.checkpoints_dir, identity=run.identity())
+    return store.load_newest_valid(lambda sentence: None, ("phase_state", "progress"))
+
+
+def _limit_sentence(config: Config) -> str:
+    limit = config["training"].get("limit_cycles")
+    if limit is None:
+        return ""
+    return (
+        f"training.limit_cycles is {limit} (preset=debug sets it), which ends every phase after so many cycles, or "
+        "updates where it learns, however long it is meant to be. Add training.limit_cycles=null."
+    )
 
 
 def _refuse_phases_that_are_over(before: Sequence[Phase], after: Sequence[Phase]) -> None:
@@ -104,23 +145,19 @@ def _refuse_too_short(phase: Phase, standing: StateTree) -> None:
             )
 
 
-def _refuse_rules_that_hold(run: RunDirectory, settings: Settings, state: StateTree, progress: StateTree) -> None:
-    """A run that a rule stopped goes on only where no rule holds any more."""
+def _rule_that_holds(settings: Settings, checkpoint: Checkpoint) -> str | None:
+    """Why a run that was stopped would stop again at once."""
+    state, progress = checkpoint.state["phase_state"], checkpoint.state["progress"]
     if not progress.get("stop_reason"):
-        return
+        return None
     stopping, end = Stopping(StopRules(**asdict(settings.stop))), progress["before_end"]
     stopping.set_state(end["stopping"])
-    counts = Counts(**state["run_counts"])
-    reason = stopping.reason(
-        counts,
+    return stopping.reason(
+        Counts(**state["run_counts"]),
         wall_s=progress["wall_s"],
         episode_return=end["latest"].get("collect/episode_return_mean"),
         eval_return=end["evaluated"].get("eval/episode_return_mean"),
     )
-    if reason is not None:
-        raise ConfigError(
-            f"Run {run.id} would stop at once: {reason}. Raise that rule of training.stop, or write null for none."
-        )
 
 
 def _differences(config: Config, phase: Phase) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -322,6 +322,29 @@ def pin_sources(config: Config, runs_dir: Path) -> dict[str, Any]:
                 run = resolve_run(load["from"], runs_dir)
                 checkpoint = CheckpointStore(run.checkpoints_dir).resolve(load.get("checkpoint") or "latest")
             block["load"] = {**load, "from": str(run.path), "checkpoint": checkpoint.name}
+    return pinned
+
+
+def sources_of(config: Config) -> dict[str, Any]:
+    """How each phase names the run it loads from: what the config says before it is pinned."""
+    phases = (config["training"] or {}).get("phases") or ()
+    return {str(block.get("name")): dict(block["load"]) for block in phases if block.get("load")}
+
+
+def pinned_as(run: RunDirectory, theirs: Config, config: Config) -> dict[str, Any]:
+    """A config asked for anew, its sources pinned as those of the run (whose config is `theirs`) where it names them by
+    the same words, and looked up now where not; what is not there stays as it is written."""
+    asked, pinned = run.read_manifest().get("sources") or {}, copy.deepcopy(dict(config))
+    known = sources_of(theirs)
+    for block in (pinned["training"] or {}).get("phases") or ():
+        name, load = str(block.get("name")), block.get("load")
+        if load and name in known:
+            if load == asked.get(name):
+                block["load"] = known[name]
+            else:
+                with suppress(ConfigError):
+                    alone = {"training": {"phases": [block]}}
+                    block["load"] = pin_sources(alone, run.path.parent)["training"]["phases"][0]["load"]
     return pinned
 
 

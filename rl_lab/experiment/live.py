@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 
 from rl_lab.collection.collector import Collector
@@ -96,9 +97,12 @@ class Probe:
         return ("updating" if section == "update" or phase.type == "offline" else "collecting"), True
 
 
-def make_usage(time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseScheduler) -> Callable[[float], Metrics]:
-    """Speed, time left, the split of the wall clock and the machine's load since the last row."""
-    system = SystemUsage()
+def make_usage(
+    time_split: TimeSplit, stopwatch: Stopwatch, scheduler: PhaseScheduler, directory: Path | None = None
+) -> Callable[[float], Metrics]:
+    """Speed, time left, the split of the wall clock and the machine's load since the last row; the disk is that of a
+    directory."""
+    system = SystemUsage(directory=directory)
     before: dict[str, float] = {}
     first: dict[str, float] = {}
 

@@ -14,12 +14,15 @@ from rl_lab.environments.saved import from_plain
 from rl_lab.experiment.build import POLICY, Agent, build_agent, build_environment, build_evaluator, build_runtime
 from rl_lab.experiment.trust import check_consent
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
+from rl_lab.runs.manifest import continuations_of
 from rl_lab.runs.migrate import migrate_config
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.training.runtime import import_triton_first
 from rl_lab.utils.tree import leaves_with_paths
 
-CHANGEABLE = ("environment.max_restarts", "environment.worker_timeout_s")  # at an exact resume: they change no number
+CHANGEABLE = tuple(  # at an exact resume: they change no number
+    f"environment.{name}" for name in ("max_restarts", "worker_timeout_s", "worker_growth_mib", "prefetch_resets")
+)
 
 
 def load_config(run: RunDirectory) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def load_config(run: RunDirectory) -> dict[str, Any]:
     manifest = run.read_manifest()
     config = from_yaml(run.read_config_text(), place=str(run.config_path))
     config = migrate_config(config, int(manifest["config_schema_version"]))
-    for changes in manifest.get("continuations") or ():
+    for changes in continuations_of(manifest):
         extend(config, changes)
     return config
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -12,27 +12,31 @@ from typing import Any
 
 from rl_lab.config.compose import to_yaml
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
+from rl_lab.config.translate import unsaid
 from rl_lab.environments.handed import is_handed
 from rl_lab.environments.lookup import find
 from rl_lab.environments.saved import to_plain
 from rl_lab.experiment.build import Experiment, build
-from rl_lab.experiment.continuing import asked_for, check_extension, note_extension
-from rl_lab.experiment.curriculum import pin_sources
+from rl_lab.experiment.continuing import asked_for, check_extension, note_extension, stopped_from_outside
+from rl_lab.experiment.curriculum import pin_sources, pinned_as, sources_of
 from rl_lab.experiment.debugger import simplified_if_debugged
 from rl_lab.experiment.film import evaluation_video, record_video
 from rl_lab.experiment.load import CHANGEABLE, differences, load_config, open_config
 from rl_lab.experiment.trust import foreign_packages, remember_consent
+from rl_lab.metrics.stall import StallWatch
 from rl_lab.metrics.writers import TextLogWriter
 from rl_lab.orchestration.callbacks import Callbacks
 from rl_lab.orchestration.housekeeping import Housekeeping, Prune, go_on
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
+from rl_lab.runs.git import uncommitted_changes
 from rl_lab.runs.index import RunIndex
 from rl_lab.runs.lineage import add_lineage, place_of, warm_origin
 from rl_lab.runs.lock import RunLock
-from rl_lab.runs.manifest import changes_since, collect_manifest
+from rl_lab.runs.manifest import changes_since, collect_manifest, continuations_of
 from rl_lab.runs.report import DONE, run_word, write_report
 from rl_lab.runs.run_directory import RunDirectory, first_files
-from rl_lab.types import ConfigError, Metrics, RLLabError, RunError
+from rl_lab.training.runtime import resolve_device, thread_count
+from rl_lab.types import ConfigError, Metrics, RLLabError
 from rl_lab.utils.processes import handled_by
 
 
@@ -60,7 +64,8 @@ def _continue_as_asked(
     run: RunDirectory, config: dict[str, Any], overrides: Sequence[str], quiet: bool, callbacks: Callbacks | None
 ) -> RunDirectory:
     """Continue a run that exists, if the settings asked for are its own; a finished one is returned as it is."""
-    if found := differences(load_config(run), config, overrides):
+    theirs = load_config(run)
+    if found := differences(theirs, pinned_as(run, theirs, config), overrides):
         more = [f"... and {len(found) - 8} more"] if len(found) > 8 else []
         raise ConfigError(
             "\n  ".join([f"Run {run.id} has other settings than those asked for:", *found[:8], *more])
@@ -84,12 +89,14 @@ def start_run(
     warm_start: tuple[Checkpoint, bool] | None = None,
     tags: Sequence[str] = (),
     prune: Prune = go_on,
+    is_drawn: bool = True,
     callbacks: Callbacks | None = None,
 ) -> RunDirectory:
-    """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers."""
+    """Train a composed config in a new run directory; `warm_start` is a checkpoint and whether with optimisers. The
+    report has a picture if `is_drawn`."""
     checked = read_settings(config)
     refuse_steps_that_never_come(checked)
-    config = pin_sources(config, runs_dir)
+    sources, config = sources_of(config), pin_sources(config, runs_dir)
     text, name, seed = to_yaml(config), checked.experiment.name, checked.seed
     manifest = collect_manifest(
         config_text=text,
@@ -97,9 +104,14 @@ def start_run(
         algorithm=str(config["algorithm"]["_target_"]).rsplit(".", 1)[-1],
         environment_id=str(config["environment"]["id"]),
         name=name,
-    ) | {"lineage": [] if warm_start is None else [warm_origin(*warm_start)]}
+        threads=_threads(config["runtime"] or {}),
+    ) | {"lineage": [] if warm_start is None else [warm_origin(*warm_start)], "sources": sources}
     files = first_files(
-        config_text=text, overrides=overrides, manifest=manifest, tags=[*checked.experiment.tags, *tags]
+        config_text=text,
+        overrides=overrides,
+        manifest=manifest,
+        tags=[*checked.experiment.tags, *tags],
+        changes=uncommitted_changes(Path.cwd()) if manifest["git"]["dirty"] else None,
     )
     run = RunDirectory.create(runs_dir, run_id=run_id, name=name, seed=seed, files=files)
     interruption = _Interruption()
@@ -113,9 +125,14 @@ def start_run(
         except RLLabError:  # refused at the door: no run began, so none is left behind
             run.discard()
             raise
-        _run(experiment, run, interruption)
+        _run(experiment, run, interruption, is_drawn=is_drawn)
     interruption.leave(f"Continue with `rl-lab resume {run_word(run)}`.")
     return run
+
+
+def _threads(runtime: Mapping[str, Any]) -> int:
+    """How many threads a run with this block is about to use."""
+    return thread_count(runtime.get("threads", "auto"), resolve_device(str(runtime.get("device", "auto"))))
 
 
 def continue_run(
@@ -127,6 +144,7 @@ def continue_run(
     environment_id: str | None = None,
     callbacks: Callbacks | None = None,
     prune: Prune = go_on,
+    is_drawn: bool = True,
 ) -> None:
     """Go on exactly where the newest intact checkpoint was taken; `environment_id` names an environment that was handed
     over anew."""
@@ -135,31 +153,29 @@ def continue_run(
         config["environment"]["id"] = environment_id
     if is_handed(str(config["environment"]["id"])):  # before anything is written: what cannot go on here stays as it is
         find(config["environment"]["id"])
-    config, changes = asked_for(run, config, overrides)
+    with unsaid(quiet):
+        config, changes = asked_for(run, config, overrides)
     run.check_config()
     with RunLock(run):
-        state = run.read_status()["state"]
         differing: list[str] = []
-        if changes:
-            differing, checkpoint = check_extension(run, config)  # nothing is written where it is refused
+        stopped_by = ""
+        is_continued = bool(changes) or run.read_status()["state"] in DONE
+        if is_continued:  # nothing is written where it is refused
+            if changes:
+                differing, checkpoint = check_extension(run, config)
+            else:
+                checkpoint, stopped_by = stopped_from_outside(run, config)
             run.write_status("interrupted", message=f"Continue with `rl-lab resume {run.id}`.")
-            note_extension(run, changes, checkpoint)
-        elif state in DONE:
-            last = config["training"]["phases"][-1].get("name")
-            raise RunError(
-                f"Run {run.id} has {state} already. Evaluate it with `rl-lab evaluate {run.id}`, start anew from its "
-                "weights with --mode warm_start, or go on with more steps: `rl-lab resume "
-                f"{run.id} training.phases.{last}.duration_steps=N`, N of them in all."
-            )
+            note_extension(run, changes, checkpoint, stopped_by=stopped_by)
         interruption = _Interruption()
         with handled_by(interruption.ask), _recorded(run, interruption):
             experiment = _build(config, run, interruption, quiet, callbacks, prune)
             with _closed_on_error(experiment), experiment.housekeeping.stopwatch.section("restore"):
                 experiment.display.start(experiment.probe)
-                _restore_newest(experiment, run, is_noted=bool(changes))
+                _restore_newest(experiment, run, is_noted=is_continued)
                 for sentence in differing:
                     experiment.logger.message(sentence, "warning")
-            _run(experiment, run, interruption)
+            _run(experiment, run, interruption, is_drawn=is_drawn)
     interruption.leave(f"Continue with `rl-lab resume {run_word(run)}`.")
 
 
@@ -188,7 +204,7 @@ def _restore_newest(experiment: Experiment, run: RunDirectory, *, is_noted: bool
     checkpoint = store.load_newest_valid(lambda sentence: experiment.logger.message(sentence, "warning"))
     if not is_noted:
         add_lineage(run, "resumed", source=run.id, **place_of(checkpoint))
-    continuations = len(run.read_manifest().get("continuations") or ())
+    continuations = len(continuations_of(run.read_manifest()))
     experiment.housekeeping.continuations = continuations
     if checkpoint is None:
         experiment.logger.message("This run has no checkpoint yet: it starts from its beginning, with its own seed.")
@@ -200,20 +216,23 @@ def _restore_newest(experiment: Experiment, run: RunDirectory, *, is_noted: bool
     is_extended, housekeeping.continuations = continuations > housekeeping.continuations, continuations
     if is_extended and housekeeping.is_over:
         housekeeping.reopen(continuations)
-    experiment.curriculum.read_ahead(scheduler.index, is_new=scheduler.cycles == 0)
+    experiment.curriculum.read_ahead(scheduler.index, is_new=scheduler.is_phase_new)
     steps = checkpoint.counts["agent_steps"]
     experiment.logger.message(f"Resumed {run.id} at {steps:,} agent steps from {checkpoint.path.name}.")
 
 
-def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption) -> None:
+def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption, *, is_drawn: bool) -> None:
     """The loop, then what a finished run shows; whatever happens, files and workers are closed."""
     housekeeping = experiment.housekeeping
     interruption.is_saved = lambda: housekeeping.is_ending
+    probe = experiment.probe
     try:
-        experiment.display.start(experiment.probe)
+        experiment.display.start(probe)
         run.write_status("running", counts=housekeeping.counts.as_dict(), wall_s=housekeeping.wall_s)
         RunIndex(run.path.parent).record(run)
-        outcome = experiment.orchestrator.run()
+        warn = partial(experiment.logger.message, level="warning")
+        with StallWatch(probe, warn, minutes=experiment.settings.logging.stall_minutes):
+            outcome = experiment.orchestrator.run()
         if outcome == "interrupted":
             _write_status(run, housekeeping, "interrupted", f"Continue with `rl-lab resume {run.id}`.")
             title, seconds, paths, facts = "Interrupted: saved, nothing is lost", housekeeping.wall_s, {}, {}
@@ -224,11 +243,13 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption)
             title, seconds = "Finished", housekeeping.wall_s
             facts = {"time split": _time_split(experiment.time_split.whole(), experiment.display.cost)}
             commands = {"watch it": f"rl-lab play {run_word(run)}", "all runs": "rl-lab list"}
-            paths = _make_report(experiment, run, "pruned" if housekeeping.is_pruned else outcome)
+            last = "pruned" if housekeeping.is_pruned else outcome
+            paths = _make_report(experiment, run, last, seconds, is_drawn=is_drawn)
             interruption.is_saved = lambda: False  # its status says that it is done, and stays
         experiment.display.summary(
             agent_steps=housekeeping.counts.agent_steps,
             seconds=seconds,
+            seconds_after=housekeeping.wall_s - seconds,
             score=housekeeping.last_score,
             facts=facts,
             paths={**paths, "checkpoint": run.checkpoints_dir / "latest"},
@@ -240,8 +261,12 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption)
         RunIndex(run.path.parent).record(run)
 
 
-def _make_report(experiment: Experiment, run: RunDirectory, outcome: str) -> dict[str, Path]:
-    """Video, curve and report of a finished run; its status comes last, so that a resumed run makes what is missing."""
+def _make_report(
+    experiment: Experiment, run: RunDirectory, outcome: str, seconds: float, *, is_drawn: bool
+) -> dict[str, Path]:
+    """Video, curve and report of a run that took `seconds`; its last status comes last, so that a resumed run makes
+    what is missing."""
+    _write_status(run, experiment.housekeeping, "running", wall_s=seconds)
     video = None
     if experiment.settings.evaluation.video and outcome != "pruned":
         counts = experiment.housekeeping.counts
@@ -253,10 +278,10 @@ def _make_report(experiment: Experiment, run: RunDirectory, outcome: str) -> dic
             experiment.logger.message("No video: this environment cannot render here.", "warning")
     experiment.logger.flush()
     with experiment.housekeeping.stopwatch.section("report"):
-        report = write_report(run, state=outcome)
+        report = write_report(run, state=outcome, is_drawn=is_drawn)
     message = f"{experiment.housekeeping.stop_reason}." if outcome == "pruned" else ""
-    _write_status(run, experiment.housekeeping, outcome, message)
-    paths = {"curve": run.curve_path, "video": video, "report": report}
+    _write_status(run, experiment.housekeeping, outcome, message, wall_s=seconds)
+    paths = {"curve": run.curve_path if is_drawn else None, "video": video, "report": report}
     return {label: path for label, path in paths.items() if path is not None}
 
 
@@ -269,11 +294,13 @@ def _time_split(split: Metrics, display: float | None) -> str:
     return " · ".join([*parts, *([] if display is None else [f"display {display:.1%}"])])
 
 
-def _write_status(run: RunDirectory, housekeeping: Housekeeping, state: str, message: str = "") -> None:
+def _write_status(
+    run: RunDirectory, housekeeping: Housekeeping, state: str, message: str = "", *, wall_s: float | None = None
+) -> None:
     run.write_status(
         state,
         counts=housekeeping.counts.as_dict(),
-        wall_s=housekeeping.wall_s,
+        wall_s=housekeeping.wall_s if wall_s is None else wall_s,
         best_score=housekeeping.best_score,
         final_score=housekeeping.last_score,
         message=message,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from rl_lab.config.compose import compose, to_yaml
 from rl_lab.config.schema import EvaluationBlock, read_settings
 from rl_lab.experiment.build import check
 from rl_lab.experiment.session import DONE, continue_run, start_run
+from rl_lab.experiment.trial_tasks import TrialCheck, TrialResult, TrialRun
 from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.metrics.names import NAMES, meaning_of
 from rl_lab.orchestration.housekeeping import Prune, go_on
@@ -20,47 +21,6 @@ from rl_lab.runs.metrics_file import read_metrics
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.sweeps import finite_values
 from rl_lab.types import ConfigError, RLLabError, RunError, did_you_mean
-
-
-@dataclass(frozen=True)
-class TrialRun:
-    """What a worker needs to know."""
-
-    run_id: str
-    experiment: str | None
-    overrides: tuple[str, ...]
-    runs_dir: Path
-    config_dir: Path | None
-    tag: str
-    metric: str
-    score: str
-    direction: str
-    is_reporting: bool  # ask the parent about every value of the metric: it may prune the run
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """`finished`, `pruned`, `failed`, `interrupted` or, for another run in its place, `refused`."""
-
-    state: str
-    score: float | None = None
-    values: tuple[float, ...] = ()
-    logged: tuple[str, ...] = ()  # metrics there were, where the sweep's own never came
-    message: str = ""
-    seconds: float = 0.0  # of training, as the run's own status counts them
-    task_seconds: float = 0.0  # that the worker took in all
-
-
-@dataclass(frozen=True)
-class TrialCheck:
-    """A config to build and throw away before the first trial starts."""
-
-    label: str  # `parameters.algorithm.discount=2`
-    experiment: str | None
-    overrides: tuple[str, ...]
-    config_dir: Path | None
-    metric: str
-    has_pruner: bool
 
 
 def work(task: TrialRun | TrialCheck, report: Callable[[Any], Any]) -> TrialResult | str:
@@ -138,6 +98,7 @@ def _train(task: TrialRun, run: RunDirectory, prune: Prune) -> None:
             quiet=True,
             tags=[task.tag],
             prune=prune,
+            is_drawn=False,  # pictures would take longer than anything else around a short training
         )
     elif run.read_manifest().get("config_hash") != config_hash(to_yaml(config)):
         raise _RefusedError(
@@ -145,7 +106,7 @@ def _train(task: TrialRun, run: RunDirectory, prune: Prune) -> None:
             "another --name."
         )
     elif run.read_status()["state"] not in (*DONE, "failed"):
-        continue_run(run, trust=[*foreign_packages(config)], quiet=True, prune=prune)
+        continue_run(run, trust=[*foreign_packages(config)], quiet=True, prune=prune, is_drawn=False)
 
 
 class _RefusedError(RunError):

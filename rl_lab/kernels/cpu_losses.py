@@ -1,7 +1,8 @@
-"""Losses of small networks on a CPU, with their gradients by the networks' outputs (`cpu_mlp.differentiate`)."""
+"""Losses of DQN and SAC for small networks on a CPU, with their gradients by the networks' outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,92 +12,26 @@ from torch import Tensor
 
 from rl_lab.kernels.cpu_mlp import (
     FEWEST_ROWS_OF_A_LOSS,
+    ByOutput,
     Networks,
+    Scales,
     backward,
+    bring_gradients,
     differentiate,
     forward,
-    gradients_by_parameter,
     is_plain,
     learns_from,
     plain_ensemble,
     plain_mlp,
 )
-from rl_lab.kernels.door import FastPath, is_unchanged, takes_gradients
+from rl_lab.kernels.door import FastPath, has_gradient_hooks, is_unchanged, takes_gradients
+from rl_lab.kernels.formulas import ENCODER, HEADS, MLP, STEP, reads_one_vector
 from rl_lab.kernels.squashed import draw, draw_backward
-from rl_lab.types import LossOutput, PolicyStep
+from rl_lab.types import Gradients, LossOutput, PolicyStep
 
-_HEADS = "rl_lab.components.heads."
-_SOFT = f"{_HEADS}soft_actor_critic:"
+_SOFT = f"{HEADS}soft_actor_critic:"
 _NORMALIZER = "rl_lab.components.networks.normalizers:ObservationNormalizer"
-_ENCODER = "rl_lab.components.networks.encoders:ObservationEncoder"
-_MLP = "rl_lab.components.networks.encoders:MLP.forward"
 _ENSEMBLE = "rl_lab.components.networks.ensemble:EnsembleMLP.forward"
-
-Gradients = list[list[Tensor | None]]
-
-# --- PPO: the clipped surrogate, the squared error of the value, the entropy ------------------------
-
-
-def _ppo_loss(
-    actor: Any,
-    critic: Any,
-    features: Tensor,
-    sample: dict[str, Tensor],
-    *,
-    critic_features: Tensor | None = None,
-    clip_range: float,
-    value_clip_range: float | None = None,
-) -> dict[str, Tensor]:
-    """For discrete actions, all of them allowed, from samples that all count; one encoder; an unclipped value.
-
-    d policy / d logit_k = -A r / M (1[k = action] - p_k) where r A is the lesser of the two, else 0
-    d value / d V = 2 (V - R) / M;   d entropy / d logit_k = p_k (log p_k + H) / M, of the negated mean entropy
-    """
-    if critic_features is not None or value_clip_range is not None or "valid" in sample or "action_mask" in sample:
-        return NotImplemented
-    modules = _actor_and_critic(actor, critic) if features.dim() == 2 and learns_from(features) else None
-    if modules is None:
-        return NotImplemented
-    action, advantage, per_row = sample["action"].unsqueeze(1), sample["advantage"], 1.0 / len(features)
-
-    def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, Tensor]:
-        logits, value = outputs
-        log_probs = torch.log_softmax(logits, dim=-1)
-        probs, log_prob = log_probs.exp(), log_probs.gather(1, action).squeeze(1)
-        ratio = (log_prob - sample["log_prob"]).exp_()
-        unclipped, clipped = ratio * advantage, ratio.clamp(1.0 - clip_range, 1.0 + clip_range).mul_(advantage)
-        d_log_prob = torch.where(unclipped <= clipped, unclipped, 0.0 * unclipped).mul_(-per_row).unsqueeze(1)
-        d_policy = (probs * -d_log_prob).scatter_add_(1, action, d_log_prob)
-        entropy = -(probs * log_probs).sum(dim=1, keepdim=True)
-        d_entropy = (log_probs + entropy).mul_(probs).mul_(per_row)
-        error = value.squeeze(1) - sample["return"]
-        terms = [-torch.minimum(unclipped, clipped).mean(), error.square().mean(), -entropy.mean()]
-        return terms, [[d_policy, None], [None, (error * (2.0 * per_row)).unsqueeze(1)], [d_entropy, None]], log_prob
-
-    (policy, value, entropy), log_prob = differentiate(modules, features, loss)
-    return {"policy": policy, "value": value, "entropy": entropy, "log_prob": log_prob}
-
-
-def _actor_and_critic(actor: Any, critic: Any) -> list[Networks] | None:
-    home = f"{_HEADS}actor_critic:"
-    if not is_unchanged(actor, f"{home}Actor", "forward", "distribution") or actor.kind != "discrete":
-        return None
-    if not is_unchanged(critic, f"{home}Critic", "forward"):
-        return None
-    found = [plain_mlp(actor.network), plain_mlp(critic.network)]
-    return None if None in found else found  # type: ignore[return-value]
-
-
-PPO_LOSS = FastPath(
-    _ppo_loss,
-    (
-        "rl_lab.workflows.ppo:ppo_loss",
-        *(f"{_HEADS}actor_critic:{name}" for name in ("Actor.forward", "Actor.distribution", "Critic.forward")),
-        *(f"{_HEADS}distributions:Categorical.{name}" for name in ("__init__", "log_probs", "log_prob", "entropy")),
-        _MLP,
-    ),
-)
-
 
 # --- DQN: the temporal-difference error of expected returns -----------------------------------------
 
@@ -146,7 +81,7 @@ def _dqn_loss(workflow: Any, batch: dict[str, Tensor]) -> LossOutput:
         {"value": torch.scalar_tensor(d_value @ (error - 0.5 * cut))},
         {"controller/value_mean": torch.scalar_tensor(np.add.reduce(values, axis=None) / values.size)},
         {"priority": torch.from_numpy(np.abs(error))},
-        gradients_by_parameter(learning, reached, by_outputs),
+        bring_gradients(learning, reached, ("value",), lambda scales: _scaled(by_outputs, scales)),
     )
 
 
@@ -156,6 +91,12 @@ def _q_values(reached: list[list[np.ndarray]]) -> np.ndarray:
         return reached[0][-1]
     advantage, value = reached[0][-1], reached[1][-1]
     return value + advantage - advantage.mean(axis=1, keepdims=True)  # type: ignore[no-any-return]
+
+
+def _scaled(by_outputs: list[np.ndarray], scales: Scales) -> ByOutput:
+    """The gradients of the one term that a loss has."""
+    scale = scales[0]
+    return by_outputs if scale == 1.0 else [each * np.float32(scale) for each in by_outputs]  # type: ignore[arg-type]
 
 
 class _QParts(NamedTuple):
@@ -195,30 +136,27 @@ def _q_network(network: Any) -> tuple[str, list[Networks]] | None:
     if len(layers) != 2:
         return None
     encoder, head = layers.values()
-    seen = vars(encoder)
-    if not is_unchanged(encoder, _ENCODER, "forward") or seen["has_layers"] or seen["plain_key"] is None:
+    if not reads_one_vector(encoder):
         return None
-    if not is_unchanged(head, f"{_HEADS}q_values:QValues", "forward", "values", "loss", "metrics", "_by_action"):
+    if not is_unchanged(head, f"{HEADS}q_values:QValues", "forward", "values", "loss", "metrics", "_by_action"):
         return None
     modules = vars(head)["_modules"]
     found = [plain_mlp(each) for each in (modules["advantage"], modules.get("value")) if each is not None]
-    return None if None in found else (seen["plain_key"], found)  # type: ignore[return-value]
+    return None if None in found else (vars(encoder)["plain_key"], found)  # type: ignore[return-value]
 
 
 DQN_LOSS = FastPath(
     _dqn_loss,
     (
         "rl_lab.workflows.dqn:DQN.loss",
-        *(f"{_HEADS}q_values:ActionNetwork.{name}" for name in ("forward", "_by_action")),
-        *(f"{_HEADS}q_values:QValues.{name}" for name in ("values", "loss", "metrics")),
-        f"{_ENCODER}.forward",
+        *(f"{HEADS}q_values:ActionNetwork.{name}" for name in ("forward", "_by_action")),
+        *(f"{HEADS}q_values:QValues.{name}" for name in ("values", "loss", "metrics")),
+        f"{ENCODER}.forward",
         "rl_lab.training.target_network:TargetNetwork.forward",
         "rl_lab.workflows.dqn:DQN.transitions",
-        _MLP,
-        "rl_lab.workflows.dqn:DQN.learn",  # from here on: what hands the gradients on
-        "rl_lab.workflows.base:Workflow.gradient_step",
-        "rl_lab.types:LossOutput.total",
-        "rl_lab.training.optimizer:Optimizer.apply",
+        MLP,
+        "rl_lab.workflows.dqn:DQN.learn",
+        *STEP,
     ),
 )
 
@@ -238,21 +176,24 @@ def _critic_loss(
     if networks is None:
         return NotImplemented
 
-    def loss(outputs: list[Tensor]) -> tuple[list[Tensor], Gradients, Tensor]:
-        values = torch.cat(outputs, dim=1).t()  # [E, B]
-        error = values - target
-        weighted = error if weight is None else error * weight
-        by_outputs = (weighted * (2.0 / error.numel())).unsqueeze(-1)
-        return [(error * weighted).mean()], [list(by_outputs.unbind())], values
+    expected, weights = target.numpy(), None if weight is None else weight.numpy()
+
+    def loss(outputs: list[np.ndarray]) -> tuple[list[float], Callable[[Scales], ByOutput], np.ndarray]:
+        values = np.concatenate(outputs, axis=1).T  # [E, B]
+        error = values - expected
+        weighted = error if weights is None else error * weights
+        by_outputs = list((weighted * np.float32(2.0 / error.size))[:, :, None])
+        number = float(np.add.reduce(error * weighted, axis=None)) / error.size
+        return [number], lambda scales: _scaled(by_outputs, scales), values
 
     rows = torch.cat((features, action), dim=1)
     if features.requires_grad:
         (total,), values = differentiate([networks], rows, loss)
-        return LossOutput({"critic": total}, aux={"values": values})
+        return LossOutput({"critic": total}, aux={"values": torch.from_numpy(values)})
     reached = [forward(member, rows.numpy()) for member in networks.members]
-    (total,), (by_outputs,), values = loss([torch.from_numpy(each[-1]) for each in reached])
-    gradients = gradients_by_parameter([networks], reached, [each.numpy() for each in by_outputs])  # type: ignore[union-attr]
-    return LossOutput({"critic": total}, {}, {"values": values}, gradients)
+    (number,), by_output, values = loss([each[-1] for each in reached])
+    gradients = bring_gradients([networks], reached, ("critic",), by_output)
+    return LossOutput({"critic": torch.scalar_tensor(number)}, {}, {"values": torch.from_numpy(values)}, gradients)
 
 
 def _policy_loss(
@@ -284,7 +225,7 @@ def _policy_loss(
     by_output = torch.cat((d_mean, d_log_std), dim=1).numpy()
     mean_entropy = entropy.mean()
     total = -(torch.from_numpy(values.min(axis=0)).mean() + temperature * mean_entropy)
-    gradients = gradients_by_parameter([networks], [reached], [by_output])
+    gradients = bring_gradients([networks], [reached], ("policy",), lambda scales: _scaled([by_output], scales))
     return LossOutput({"policy": total}, {"controller/entropy": mean_entropy}, {}, gradients)
 
 
@@ -296,16 +237,18 @@ def _temperature_loss(workflow: Any, entropy: Tensor, mask: Tensor | None = None
     if (mask is not None and temperature.follows_mask) or not _takes_gradients(workflow, "temperature"):
         return NotImplemented
     number = temperature.log_value
-    if number.dtype is not torch.float32 or not number.is_cpu:
+    if number.dtype is not torch.float32 or not number.is_cpu or has_gradient_hooks(number):
         return NotImplemented
     loss = number.detach().exp() * (entropy.detach() - temperature.target_entropy)
-    return LossOutput({"temperature": loss}, {}, {}, ((number, loss.clone()),))
+    return LossOutput(
+        {"temperature": loss}, {}, {}, lambda scales: Gradients((number,), (loss * scales["temperature"],))
+    )
 
 
 def _soft_value(workflow: Any, observation: dict[str, Tensor], temperature: Tensor) -> Tensor:
     """For continuous actions from one observed vector."""
     encoder, actor, slow = workflow.encoder, workflow.actor, workflow.slow_critic
-    if not is_unchanged(encoder, _ENCODER, "forward") or encoder.has_layers or encoder.plain_key is None:
+    if not reads_one_vector(encoder):
         return NotImplemented
     features = observation[encoder.plain_key]
     if workflow.slow_encoder is not None or not is_plain(features) or features.dim() != 2:
@@ -358,9 +301,7 @@ def _critics(critic: Any) -> Networks | None:
 _HANDED_ON = (
     "rl_lab.workflows.sac:SAC.learn",
     "rl_lab.workflows.sac:SAC.improve_policy",
-    "rl_lab.workflows.base:Workflow.gradient_step",
-    "rl_lab.types:LossOutput.total",
-    "rl_lab.training.optimizer:Optimizer.apply",
+    *STEP,
 )
 SAC_CRITIC_LOSS = FastPath(
     _critic_loss, ("rl_lab.workflows.sac:SAC.critic_loss", f"{_SOFT}TwinCritic.forward", _ENSEMBLE, *_HANDED_ON)
@@ -370,7 +311,7 @@ _EXPECTATION = (
         f"{_SOFT}{name}"
         for name in ("SoftActor.forward", *(f"TwinCritic.{n}" for n in ("forward", "expect", "combine")))
     ),
-    *(f"{_HEADS}distributions:{name}" for name in ("SquashedGaussian.rsample_with_log_prob", "DiagonalGaussian.draw")),
+    *(f"{HEADS}distributions:{name}" for name in ("SquashedGaussian.rsample_with_log_prob", "DiagonalGaussian.draw")),
     _ENSEMBLE,
 )
 SAC_POLICY_LOSS = FastPath(_policy_loss, ("rl_lab.workflows.sac:SAC.policy_loss", *_EXPECTATION, *_HANDED_ON))
@@ -382,7 +323,7 @@ SAC_TEMPERATURE_LOSS = FastPath(
         *_HANDED_ON,
     ),
 )
-SAC_SOFT_VALUE = FastPath(_soft_value, ("rl_lab.workflows.sac:SAC.soft_value", *_EXPECTATION, f"{_ENCODER}.forward"))
+SAC_SOFT_VALUE = FastPath(_soft_value, ("rl_lab.workflows.sac:SAC.soft_value", *_EXPECTATION, f"{ENCODER}.forward"))
 
 
 # --- drawing actions ------------------------------------------------------------------------------
@@ -410,16 +351,16 @@ def _dqn_act(workflow: Any, time_step: Any, state: Any, *, mode: str) -> PolicyS
     return PolicyStep(torch.from_numpy(np.where(explores, anything, values.argmax(axis=1))))
 
 
-CATEGORICAL_SAMPLE = FastPath(_sample, (f"{_HEADS}distributions:Categorical.sample",))
+CATEGORICAL_SAMPLE = FastPath(_sample, (f"{HEADS}distributions:Categorical.sample",))
 DQN_ACT = FastPath(
     _dqn_act,
     (
         "rl_lab.workflows.dqn:DQN.act",
         "rl_lab.workflows.dqn:DQN.count_in_statistics",
         *(f"{_NORMALIZER}.{name}" for name in ("forward", "update")),
-        f"{_ENCODER}.forward",
-        *(f"{_HEADS}q_values:ActionNetwork.{name}" for name in ("forward", "_by_action")),
-        f"{_HEADS}q_values:QValues.values",
-        _MLP,
+        f"{ENCODER}.forward",
+        *(f"{HEADS}q_values:ActionNetwork.{name}" for name in ("forward", "_by_action")),
+        f"{HEADS}q_values:QValues.values",
+        MLP,
     ),
 )

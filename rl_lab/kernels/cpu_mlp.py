@@ -15,7 +15,7 @@ read, and taken anew where a parameter lies elsewhere. No memory is shared betwe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,17 +23,21 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 
-from rl_lab.kernels.door import FastPath, has_hooks, is_unchanged
+from rl_lab.kernels.door import FastPath, has_gradient_hooks, has_hooks, is_unchanged
+from rl_lab.kernels.formulas import MLP
 from rl_lab.kernels.remembered import remembered
+from rl_lab.types import Gradients
 
 FEWEST_ROWS = 64  # to learn from; below, calling Python from the backward pass costs more than it saves
 FEWEST_ROWS_OF_A_LOSS = 16  # whose own operations are saved as well
 MOST_PRODUCTS = 2**18  # of one matrix product in numpy; its BLAS wakes threads for more
 MOST_NUMBERS = 2**13  # of one elementwise operation in numpy; torch has the faster loops and the slower calls
 
-Loss = Callable[[list[Tensor]], tuple[list[Tensor], list[list[Tensor | None]], Any]]
-"""Outputs `[M, D]` of each network to the loss terms, the gradient of each term by each output (None: it has none), and
-whatever else the caller wants to know."""
+Scales = Sequence[float | None]
+ByOutput = Sequence[np.ndarray | None]
+Loss = Callable[[list[np.ndarray]], tuple[list[float], Callable[[Scales], ByOutput], Any]]
+"""Outputs `[M, D]` of each network to the loss terms; to what computes, from a scale of each term (None: it does not
+count), the gradient of their sum by each output (None: it has none); and to whatever else the caller wants to know."""
 
 _tensor = torch.from_numpy
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
@@ -65,6 +69,8 @@ class Networks(NamedTuple):
 
     members: list[Network]
     parameters: list[Tensor]
+    arrays: list[np.ndarray]  # the memory of the parameters
+    size: int  # of numbers in them
 
 
 @remembered
@@ -82,7 +88,8 @@ def plain_mlp(module: Any) -> Networks | None:
     arrays, activation = _arrays(parameters), module.activation
     if not arrays or (activation is not torch.tanh and activation is not torch.relu):
         return None
-    return Networks([_network(arrays, activation is torch.tanh, len(hidden))], parameters)
+    members = [_network(arrays, activation is torch.tanh, len(hidden))]
+    return Networks(members, parameters, arrays, sum(array.size for array in arrays))
 
 
 @remembered
@@ -97,7 +104,8 @@ def plain_ensemble(module: Any) -> Networks | None:
     if not arrays:
         return None
     is_tanh, active = module.activation is torch.tanh, len(parameters) // 2 - 1
-    return Networks([_network(part, is_tanh, active) for part in _parts(arrays)], parameters)
+    members = [_network(part, is_tanh, active) for part in _parts(arrays)]
+    return Networks(members, parameters, arrays, sum(array.size for array in arrays))
 
 
 def _network(arrays: list[np.ndarray], is_tanh: bool, active_layers: int) -> Network:
@@ -109,9 +117,11 @@ def _network(arrays: list[np.ndarray], is_tanh: bool, active_layers: int) -> Net
 
 
 def _arrays(parameters: Sequence[Tensor | None]) -> list[np.ndarray] | None:
-    """Their memory; None where one is missing, or is not float32 on a CPU."""
+    """Their memory; None where one is missing, is not float32 on a CPU, or has hooks for its gradient."""
     for parameter in parameters:
         if parameter is None or parameter.dtype is not torch.float32 or not parameter.is_cpu:
+            return None
+        if has_gradient_hooks(parameter):
             return None
     return [(each.detach() if each.requires_grad else each).numpy() for each in parameters]  # type: ignore[union-attr]
 
@@ -197,19 +207,41 @@ def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None)
 
 
 def gradients_by_parameter(
-    modules: Sequence[Networks], reached: Sequence[Sequence[np.ndarray]], by_outputs: Sequence[np.ndarray]
-) -> tuple[tuple[Tensor, Tensor], ...]:
+    modules: Sequence[Networks], reached: Sequence[Sequence[np.ndarray]], by_outputs: ByOutput
+) -> Gradients:
     """Each parameter of these modules and its gradient, from what each of their networks reached and the gradient by
-    its output."""
-    found: list[tuple[Tensor, Tensor]] = []
+    its output; modules whose output has none are left out."""
     outputs = iter(zip(reached, by_outputs, strict=True))
-    for networks in modules:
-        into = empty_gradients(networks)
-        for member, part in zip(networks.members, _parts(into), strict=True):
-            layers, gradient = next(outputs)
-            backward(member, layers, gradient, into=part)
-        found += zip(networks.parameters, map(_tensor, into), strict=True)
-    return tuple(found)
+    work = [(networks, [next(outputs) for _ in networks.members]) for networks in modules]
+    work = [(networks, parts) for networks, parts in work if parts[0][1] is not None]
+    joined, first, found = np.empty(sum(networks.size for networks, _ in work), np.float32), 0, []
+    for networks, parts in work:
+        own = []
+        for array in networks.arrays:
+            own.append(joined[first : first + array.size].reshape(array.shape))
+            first += array.size
+        for member, (layers, gradient), into in zip(networks.members, parts, _parts(own), strict=True):
+            backward(member, layers, gradient, into=into)  # type: ignore[arg-type]
+        found += own
+    parameters = [parameter for networks, _ in work for parameter in networks.parameters]
+    return Gradients(parameters, list(map(_tensor, found)), _tensor(joined))
+
+
+def bring_gradients(
+    modules: Sequence[Networks],
+    reached: Sequence[Sequence[np.ndarray]],
+    terms: Sequence[str],
+    by_output: Callable[[Scales], ByOutput],
+) -> Callable[[Mapping[str, float | Tensor]], Gradients]:
+    """`LossOutput.gradients` of a loss with these terms."""
+
+    def gradients(scales: Mapping[str, float | Tensor]) -> Gradients:
+        numbers: list[float | None] = [float(scales[name]) or None for name in terms]  # 0 leaves a term out
+        if not any(numbers):
+            numbers[0] = 0.0
+        return gradients_by_parameter(modules, reached, by_output(numbers))
+
+    return gradients
 
 
 # --- as autograd nodes ---------------------------------------------------------------------------
@@ -228,20 +260,15 @@ class _Loss(Function):
     def forward(ctx: Any, modules: Any, loss: Loss, said: list[Any], rows: Tensor, *parameters: Tensor) -> Any:
         ctx.modules, values = modules, rows.detach().numpy()
         ctx.reached = [[forward(member, values) for member in networks.members] for networks in modules]
-        terms, ctx.gradients, more = loss([_tensor(each[-1]) for members in ctx.reached for each in members])
+        terms, ctx.by_output, more = loss([each[-1] for members in ctx.reached for each in members])
         said.append(more)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(rows, *parameters)  # torch sees whether they were changed in place before backward
-        return tuple(terms)
+        return tuple(map(torch.scalar_tensor, terms))
 
     @staticmethod
     def backward(ctx: Any, *scales: Tensor | None) -> tuple[Any, ...]:
-        gradients: list[Tensor | None] = [None] * len(ctx.gradients[0])
-        for scale, term in zip(scales, ctx.gradients, strict=True):
-            for index, part in enumerate(term):
-                if scale is not None and part is not None:
-                    other = gradients[index]
-                    gradients[index] = part * scale if other is None else torch.addcmul(other, part, scale)
+        gradients = ctx.by_output([None if scale is None else float(scale) for scale in scales])
         return None, None, None, *_backward_all(ctx, gradients, ctx.needs_input_grad[3:])
 
 
@@ -256,7 +283,8 @@ class _Outputs(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        parts = [gradient] if gradient.dim() == 2 else list(gradient.unbind())
+        values = gradient.numpy()
+        parts = [values] if values.ndim == 2 else list(values)
         return None, *_backward_all(ctx, parts, ctx.needs_input_grad[1:])
 
 
@@ -265,7 +293,7 @@ def _joined(networks: Networks, reached: list[list[np.ndarray]]) -> Tensor:
     return _tensor(outputs[0] if networks.parameters[0].dim() == 2 else np.stack(outputs))
 
 
-def _backward_all(ctx: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+def _backward_all(ctx: Any, gradients: Sequence[np.ndarray | None], needed: Sequence[bool]) -> list[Tensor | None]:
     """The gradients of the rows and of every parameter, from those of every network's output."""
     if torch.is_grad_enabled():
         raise RuntimeError(
@@ -282,7 +310,7 @@ def _backward_all(ctx: Any, gradients: Sequence[Tensor | None], needed: Sequence
         parts = _parts(own) if own else [()] * len(given)
         for member, layers, gradient, into in zip(networks.members, reached, given, parts, strict=True):
             if gradient is not None:
-                back = backward(member, layers, gradient.numpy(), into=into, wants_rows=needed[0])
+                back = backward(member, layers, gradient, into=into, wants_rows=needed[0])
                 of_rows = back if of_rows is None or back is None else of_rows + back
         found += [_tensor(each) for each in own] if learns else [None] * len(networks.parameters)
     return [None if of_rows is None else _tensor(of_rows), *found]
@@ -333,5 +361,5 @@ def _ensemble_forward(module: Any, *inputs: Tensor) -> Tensor:
     return _run(plain_ensemble(module), inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=-1))
 
 
-MLP_FORWARD = FastPath(_mlp_forward, ("rl_lab.components.networks.encoders:MLP.forward",))
+MLP_FORWARD = FastPath(_mlp_forward, (MLP,))
 ENSEMBLE_FORWARD = FastPath(_ensemble_forward, ("rl_lab.components.networks.ensemble:EnsembleMLP.forward",))

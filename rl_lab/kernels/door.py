@@ -3,16 +3,19 @@
 A formula stands once, in plain PyTorch, where the paper's reader looks for it. A faster version of it lies in this
 package and is attached by a decorator that names it, `module:NAME`:
 
-    @fast_path("rl_lab.kernels.cpu_losses:PPO_LOSS")       PPO_LOSS = FastPath(
+    @fast_path("rl_lab.kernels.cpu_ppo:PPO_LOSS")       PPO_LOSS = FastPath(
     def ppo_loss(actor, critic, ...):                          run=_ppo_loss,
         ...the formula...                                      formulas=("rl_lab.workflows.ppo:ppo_loss", ...))
 
 It takes the same arguments and answers NotImplemented where it does not fit them: then the formula itself runs.
 `formulas` names everything the fast version computes: the formula it is attached to first, then those it calls. Their
 digests, taken when the two were last tested against each other, are in `digests.json`. If one of them was edited since,
-the fast version is not used and one line says so. After a change that is meant: change the fast version too, run
-`pytest tests/kernels`, then `python -m rl_lab.kernels.door` records the digests anew. Code outside this package hands
-its digests to `FastPath` itself; `digest(formula)` computes them.
+the fast version is not used and one line says so. So it is where, while a program runs, one of them, a constant or a
+function that it reads or a layer of torch is replaced, or hooks are registered for all modules.
+
+After a change that is meant: change the fast version too, run `pytest tests/kernels`, then
+`python -m rl_lab.kernels.door` records the digests anew. Code outside this package hands its digests to `FastPath`
+itself; `digest(formula)` computes them.
 
 `runtime.fast_paths=off` runs every formula as it is written.
 """
@@ -22,18 +25,20 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
-import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
+from itertools import repeat
+from operator import is_
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 Report = Callable[[str, Any], None]  # a sentence and its level: detail or warning
@@ -65,20 +70,35 @@ class _Door:
 _door = _Door()
 
 
+_HOOKS_OF_ALL = [getattr(nn.modules.module, f"_global{name}") for name in HOOKS]
+_ALL_MODULES = "all modules"
+_MODULE_CALL = nn.Module.__call__
+_LAYERS = [  # what the plain formulas go through in torch, and fast versions do not
+    (owner, name, getattr(owner, name))
+    for owner, name in (
+        (nn.Module, "__call__"),
+        (nn.Module, "_call_impl"),
+        (nn.Linear, "forward"),
+        (nn.Sequential, "forward"),
+        (nn.functional, "linear"),
+    )
+]
+
+
 def fast_path(name: str) -> Callable[[Formula], Formula]:
     """Attach the `FastPath` called `name` to a formula. `formula.plain` is the formula itself."""
 
     def attach(plain: Formula) -> Formula:
         found: FastPath | None = None
-        is_looked_up = False
+        read: _Read | None = None
 
         @wraps(plain)
         def formula(*args: Any, **keywords: Any) -> Any:
-            nonlocal found, is_looked_up
+            nonlocal found, read
             if not _door.is_open or torch.compiler.is_compiling():
                 return plain(*args, **keywords)
-            if not is_looked_up:
-                found, is_looked_up = _look_up(name, plain), True
+            if read is None or not read.still_holds():
+                found, read = _look_up(name, plain)
             if found is None or (found.fits is not None and not found.fits(*args, **keywords)):
                 return plain(*args, **keywords)
             result = found.run(*args, **keywords)
@@ -158,20 +178,39 @@ def has_hooks(module: Any) -> bool:
     )
 
 
-@cache
+def has_gradient_hooks(parameter: Any) -> bool:
+    """Whether something else runs when the gradient of a parameter is computed or stored."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
 def _has_methods(kind: type, home: str, methods: tuple[str, ...]) -> bool:
+    names, originals = _originals(home, methods)
+    if all(map(is_, map(getattr, repeat(kind), names, repeat(None)), originals)):
+        return True
+    return all(map(_says_the_same, map(getattr, repeat(kind), names, repeat(None)), originals))
+
+
+@cache
+def _originals(home: str, methods: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The methods of a class, and what they were when it was first asked for them."""
     own = find(home)
-    if issubclass(own, torch.nn.Module):
-        methods = (*methods, "__call__")
-    return all(_says_the_same(getattr(kind, method, None), getattr(own, method)) for method in methods)
+    names = (*methods, "__call__") if issubclass(own, nn.Module) else methods
+    return names, tuple(getattr(own, name) for name in names)
+
+
+_compared: dict[tuple[Any, Any], tuple[bool, _Read]] = {}
 
 
 def _says_the_same(theirs: Any, ours: Any) -> bool:
     """Whether two methods are one, or one is a copy of the other in another file."""
-    if theirs is ours or not all(isinstance(_plain(each), FunctionType) for each in (theirs, ours)):
-        return theirs is ours
-    found = digest(theirs)
-    return found is not None and found == digest(ours)
+    if theirs is ours:
+        return True
+    known = _compared.get((theirs, ours))
+    if known is None or not known[1].still_holds():
+        read = _Read()
+        found = digest(theirs, read)
+        known = _compared[theirs, ours] = found is not None and found == digest(ours, read), read
+    return known[0]
 
 
 def _short(name: str) -> str:
@@ -181,57 +220,117 @@ def _short(name: str) -> str:
 # --- has a formula been edited? ------------------------------------------------------------------
 
 
-def _look_up(name: str, plain: Callable[..., Any]) -> FastPath | None:
-    """The fast path, or None where its formulas are not those it was tested against."""
+class _Read:
+    """What the digests of a fast path were taken from: who holds it, under which name, and what it was then."""
+
+    def __init__(self) -> None:
+        self.owners: list[Any] = []  # classes, modules and functions, by attribute
+        self.names: list[str] = []
+        self.values: list[Any] = []
+        self.tables: list[dict[str, Any]] = []  # names of modules that formulas read
+        self.keys: list[str] = []
+        self.entries: list[Any] = []
+        self.has_hooks = any(_HOOKS_OF_ALL)
+        for owner, name, _ in _LAYERS:
+            self.attribute(owner, name, getattr(owner, name))
+
+    def attribute(self, owner: Any, name: str, value: Any) -> None:
+        self.owners.append(owner)
+        self.names.append(name)
+        self.values.append(value)
+
+    def entry(self, table: dict[str, Any], key: str, value: Any) -> None:
+        self.tables.append(table)
+        self.keys.append(key)
+        self.entries.append(value)
+
+    def still_holds(self) -> bool:
+        return (
+            all(map(is_, map(getattr, self.owners, self.names, repeat(None)), self.values))
+            and all(map(is_, map(dict.get, self.tables, self.keys), self.entries))
+            and any(_HOOKS_OF_ALL) == self.has_hooks
+        )
+
+
+def _look_up(name: str, plain: Callable[..., Any]) -> tuple[FastPath | None, _Read]:
+    """The fast path, or None where its formulas are not those it was tested against; and what tells whether that is
+    still so."""
+    _definitions.cache_clear()
     path: FastPath = find(name)
     known = dict(zip(path.formulas, path.digests, strict=True)) if path.digests else json.loads(DIGESTS.read_text())
+    read, other = _Read(), ""
     for place in path.formulas:
-        formula = plain if place == path.formulas[0] else find(place)
-        if digest(formula) != known.get(place):
-            _door.edited[name] = place
-            _door.report(_edited(name, place), "warning")
-            return None
-    return path
+        formula: Any = plain
+        if place != path.formulas[0]:
+            owner, _, attribute = place.rpartition("." if "." in place.partition(":")[2] else ":")
+            formula = getattr(find(owner), attribute, None)
+            read.attribute(find(owner), attribute, formula)
+        if digest(formula, read) != known.get(place) and not other:
+            other = place
+    if not other:
+        changed = (f"{owner.__name__}.{name}" for owner, name, value in _LAYERS if getattr(owner, name) is not value)
+        other = next(changed, _ALL_MODULES if read.has_hooks else "")
+    if other:
+        _door.edited[name] = other
+        _door.in_use.pop(name, None)
+        _door.report(_edited(name, other), "warning")
+        return None, read
+    _door.edited.pop(name, None)
+    return path, read
 
 
 def _edited(name: str, place: str) -> str:
+    if place == _ALL_MODULES:
+        return f"Hooks are registered for all modules: formulas run as they are written, without {_short(name)}."
     return (
         f"{place.replace(':', '.')} is not the formula that the fast path {_short(name)} was tested against: the "
         "formula runs as it is written, without it."
     )
 
 
-def digest(formula: Any) -> str | None:
-    """Of a function's code without its docstring, of the constants of its module that it reads, and of the functions
-    of its own package that it calls; None where its source cannot be read."""
+def digest(formula: Any, read: _Read | None = None) -> str | None:
+    """Of a function's code without its docstring, of the constants and the names of classes of its module that it
+    reads, and of the functions of its own package that it calls; None where its source cannot be read."""
     texts: dict[str, str] = {}
-    _gather(formula, texts)
+    _gather(formula, texts, read or _Read())
     if None in texts.values():
         return None
     text = "\n".join(f"{place}\n{texts[place]}" for place in sorted(texts))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _gather(formula: Any, texts: dict[str, Any]) -> None:
+def _gather(formula: Any, texts: dict[str, Any], read: _Read) -> None:
     plain = _plain(formula)
-    place = plain.__qualname__  # without the module: a copy that says the same is the same
+    place = getattr(plain, "__qualname__", str(plain))  # without the module: a copy that says the same is the same
     if place in texts:
         return
+    read.attribute(plain, "__code__", getattr(plain, "__code__", None))
+    if not isinstance(plain, FunctionType) or plain.__code__.co_qualname != place:  # somebody's wrapper of it
+        texts[place] = None
+        return
     texts[place] = _definitions(sys.modules[plain.__module__]).get(place)
-    for name in sorted(_names(plain.__code__)):
-        value = plain.__globals__.get(name)
+    for name in sorted(_names(plain.__code__) & plain.__globals__.keys()):
+        value = plain.__globals__[name]
+        read.entry(plain.__globals__, name, value)
+        is_ours = _package(value) in (_package(plain), "rl_lab")
         if isinstance(value, bool | int | float | str | tuple | frozenset):
             texts[f"{place} {name}"] = repr(value)
-        elif isinstance(_plain(value), FunctionType) and _package(value) in (_package(plain), "rl_lab"):
-            _gather(value, texts)
+        elif isinstance(value, type) and is_ours:
+            texts[f"{place} {name}"] = value.__qualname__
+        elif isinstance(_plain(value), FunctionType) and is_ours:
+            _gather(value, texts, read)
 
 
 def _plain(formula: Any) -> Any:
-    """The function itself, without decorators, properties and the like."""
+    """The function itself, without properties and the decorators of this package, of torch and of Python."""
     formula = getattr(formula, "fget", None) or formula
-    while hasattr(formula, "plain"):
-        formula = formula.plain
-    return inspect.unwrap(getattr(formula, "__func__", formula)) if callable(formula) else formula
+    formula = getattr(formula, "__func__", formula)
+    while hasattr(formula, "__wrapped__"):
+        home = getattr(formula, "__globals__", {"__name__": type(formula).__module__})["__name__"]
+        if home.partition(".")[0] not in ("rl_lab", "torch", "functools", "contextlib"):
+            break  # somebody else's wrapper may do anything
+        formula = formula.__wrapped__
+    return formula
 
 
 def _names(code: Any) -> set[str]:
@@ -266,10 +365,10 @@ def _definitions(module: ModuleType) -> dict[str, str]:
 
 
 def find(place: str) -> Any:
-    """What `module:qualname` names."""
+    """What `module` or `module:qualname` names."""
     module, _, names = place.partition(":")
     found: Any = importlib.import_module(module)
-    for name in names.split("."):
+    for name in names.split(".") if names else ():
         found = getattr(found, name)
     return found
 

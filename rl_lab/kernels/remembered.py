@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from rl_lab.kernels.door import HOOKS
+from rl_lab.kernels.door import HOOKS, has_gradient_hooks
 
 Answer = TypeVar("Answer")
 
@@ -57,6 +57,6 @@ class _Known(Generic[Answer]):
             and self._places() == self.places
         )
 
-    def _places(self) -> list[tuple[int, bool]]:
+    def _places(self) -> list[tuple[int, bool, bool]]:
         """An array that shares a tensor's memory keeps it, so no other tensor can take its place."""
-        return [(each.data_ptr(), each.is_contiguous()) for each in self.tensors]
+        return [(each.data_ptr(), each.is_contiguous(), has_gradient_hooks(each)) for each in self.tensors]

@@ -19,6 +19,7 @@ from rl_lab.types import MissingExtraError, RunError
 STARTUP_TRIALS = {"tpe": 10, "cmaes": 1}  # drawn at random before the sampler has something to learn from
 PRUNER_STARTUP_TRIALS = 4  # trials that are never pruned: a median of fewer says little
 
+WAITING, RUNNING = "waiting", "running"
 FINISHED, PRUNED, FAILED = "finished", "pruned", "failed"
 ENDED = (FINISHED, PRUNED, FAILED)
 
@@ -29,7 +30,7 @@ class Trial:
 
     number: int
     parameters: dict[str, Any]
-    state: str = "started"  # then finished, pruned or failed
+    state: str = WAITING  # then running; then finished, pruned or failed
     score: float | None = None
     seed_scores: dict[int, float] = field(default_factory=dict)
     values: list[float] = field(default_factory=list)  # of the metric in the first seed's run, oldest first

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rl_lab.launch.local import Forwarding
 from rl_lab.launch.pool import Event, Pool
-from rl_lab.launch.search import FAILED, FINISHED, PRUNED, Pruning, Search, Trial, make_search
+from rl_lab.launch.search import FAILED, FINISHED, PRUNED, RUNNING, Pruning, Search, Trial, make_search
 from rl_lab.launch.sweep_plan import SweepPlan
 from rl_lab.types import ConfigError, RunError, did_you_mean
 from rl_lab.utils.processes import handled_by
@@ -92,19 +92,28 @@ class Sweep:
     # --- what runs next ---
 
     def _submit(self) -> None:
-        while self.pool.idle:
-            while not self._queue and self._may_ask():
-                self._ask()
-            if not self._queue:
-                return
-            task = self._queue.pop(0)
-            is_reporting = self.plan.pruner != "none" and task.seed == self.plan.seeds[0]
-            if is_reporting:
-                number = task.trial.number
-                self._prunings[number] = Pruning(self.plan, number, self.trials[: self.plan.known_before(number)])
-            payload = self.payload(task, is_reporting)
-            self._tasks[payload] = task
-            self.pool.submit(payload)
+        """Give every idle worker a run. As many more are asked for and recorded while the workers are busy, so that
+        none of them waits for that."""
+        self._ask_ahead(1)
+        while self.pool.idle and self._queue:
+            self._start(self._queue.pop(0))
+            self._ask_ahead(1)
+        self._ask_ahead(self.plan.jobs)
+
+    def _ask_ahead(self, count: int) -> None:
+        while len(self._queue) < count and self._may_ask():
+            self._ask()
+
+    def _start(self, task: Task) -> None:
+        is_reporting = self.plan.pruner != "none" and task.seed == self.plan.seeds[0]
+        if is_reporting:
+            number = task.trial.number
+            self._prunings[number] = Pruning(self.plan, number, self.trials[: self.plan.known_before(number)])
+        if not task.trial.has_ended:  # another seed's run may have failed
+            task.trial.state = RUNNING
+        payload = self.payload(task, is_reporting)
+        self._tasks[payload] = task
+        self.pool.submit(payload)
 
     def _may_ask(self) -> bool:
         number = len(self.trials)
@@ -140,8 +149,10 @@ class Sweep:
         del self._tasks[event.task]
         if event.kind == "died":
             self._bury(task, event.value)
-        else:
-            self._finish_run(task, event.value)
+            return
+        if self._queue and not self._is_stopping():  # its worker goes on while this is put on record
+            self._start(self._queue.pop(0))
+        self._finish_run(task, event.value)
 
     def _should_prune(self, trial: Trial, values: list[float]) -> bool:
         """Values come with those before them: a resumed run tells again what its pruner must have seen."""

@@ -134,7 +134,7 @@ def _state(member: Member) -> Span:
     if member.exit_code is None:
         return (printable(str(member.report.get("activity") or ("ending" if member.report else "starting"))), "cyan")
     if member.exit_code == 0:
-        return (f"finished in {format_duration(member.seconds)}", "green")
+        return ("finished", "green")
     if member.exit_code in INTERRUPTED:
         return ("interrupted", "yellow")
     return (f"failed (exit code {member.exit_code})", "red")

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from rl_lab.metrics.media import Media
-from rl_lab.metrics.names import NAMES, WARN_ABOVE, check_name
+from rl_lab.metrics.monitor import Monitor
+from rl_lab.metrics.names import check_name
 from rl_lab.metrics.series import pack_series, unpack_series
 from rl_lab.metrics.writers import Level, Row, Writer
 from rl_lab.types import Counts, Metrics, StateTree
@@ -38,10 +39,13 @@ class MetricLogger:
     RL_LAB_STRICT_METRIC_NAMES, which tests set to 1. A user's own workflow may log names of its own.
     """
 
-    def __init__(self, writers: Sequence[Writer], *, strict_names: bool | None = None) -> None:
+    def __init__(
+        self, writers: Sequence[Writer], *, strict_names: bool | None = None, monitor: Monitor | None = None
+    ) -> None:
         names = [writer.name for writer in writers]
         assert len(set(names)) == len(names), f"writers need different names to be restored: {names}"
         self.writers = tuple(writers)
+        self.monitor = monitor or Monitor({})  # looks at every row
         self.strict_names = os.environ.get(STRICT_NAMES_VARIABLE) == "1" if strict_names is None else strict_names
         self.last_non_finite: tuple[str, ...] = ()  # metrics of the newest row that are NaN or infinite
         self._numbers: dict[str, list[float]] = {}
@@ -49,7 +53,6 @@ class MetricLogger:
         self._mark: StateTree = None  # where the run ended
         self._pretended: StateTree = None  # while a state is saved that goes back there
         self._known_names: set[str] = set()
-        self._warn_above = dict(WARN_ABOVE)  # limits that no row has passed yet
 
     def add(self, metrics: Metrics) -> None:
         """Take numbers and detached scalar tensors into the window; never waits for a device."""
@@ -83,10 +86,8 @@ class MetricLogger:
         self.last_non_finite = tuple(name for name in row if not math.isfinite(row[name]))
         for writer in self.writers:
             writer.write(row)
-        for name in [name for name, limit in self._warn_above.items() if row.get(name, 0.0) > limit]:
-            del self._warn_above[name]
-            meaning = NAMES[name]
-            self.message(f"{name} is {row[name]:.3g}. {meaning.description} Healthy: {meaning.advice}", "warning")
+        for alert in self.monitor.check(row):
+            self.message(alert.sentence, "warning")
         return row
 
     def message(self, text: str, level: Level = "info") -> None:
@@ -109,6 +110,7 @@ class MetricLogger:
         return {
             "window": pack_series(self._numbers),
             "writers": {writer.name: writer.get_state() for writer in self.writers},
+            "monitor": self.monitor.get_state(),
         }
 
     def mark(self) -> None:
@@ -130,6 +132,8 @@ class MetricLogger:
         """Go back to a saved window. A writer that was not there when the state was saved starts afresh."""
         self._numbers, self._tensors, self._mark = unpack_series(state["window"]), {}, state.get("mark")
         self.last_non_finite = ()
+        if "monitor" in state:  # checkpoints of earlier versions do not have it
+            self.monitor.set_state(state["monitor"])
         for writer in self.writers:
             if writer.name in state["writers"]:
                 writer.set_state(state["writers"][writer.name])
@@ -137,6 +141,7 @@ class MetricLogger:
     def restart(self) -> None:
         """Begin anew: rows that an earlier process wrote without ever saving a checkpoint vanish."""
         self._numbers, self._tensors = {}, {}
+        self.monitor.restart()
         for writer in self.writers:
             writer.restart()
 

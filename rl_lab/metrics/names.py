@@ -32,8 +32,6 @@ COUNTERS = {name: meaning for name, meaning in _TABLES.items() if "/" not in nam
 """The five counters that open every row. "Step" never stands alone."""
 NAMES = {name: meaning for name, meaning in _TABLES.items() if "/" in name}
 """Metric name -> meaning. A `*` stands for any text; an exact name is found before a pattern."""
-WARN_ABOVE = {"train/clipped_target_fraction": 0.01}
-"""A row that holds more says so, once."""
 
 PREFIXES = ("collect/", "train/", "controller/", "loss/", "eval/", "time/", "system/")
 

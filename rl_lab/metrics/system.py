@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -17,8 +19,16 @@ COST_LIMIT = 0.002  # fraction of wall-clock that sampling may take
 class SystemUsage:
     """`sample` may be called for every row; it measures at most every `interval_s` and repeats itself in between."""
 
-    def __init__(self, *, interval_s: float = 5.0, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        *,
+        interval_s: float = 5.0,
+        clock: Callable[[], float] = time.perf_counter,
+        directory: Path | None = None,
+    ) -> None:
+        """`directory`: whose disk is looked at."""
         self.interval_s = interval_s
+        self._directory = directory
         self._clock = clock
         self._due_at = clock()
         self._newest: Metrics = {}
@@ -28,7 +38,13 @@ class SystemUsage:
         """The newest `system/*` metrics. GPU figures come only once torch uses a GPU."""
         begin = self._clock()
         if begin >= self._due_at:
-            self._newest = {"system/cpu_percent": _cpu_percent(), "system/ram_gib": _resident_gib(), **_gpu_usage()}
+            self._newest = {
+                "system/cpu_percent": _cpu_percent(),
+                "system/ram_gib": _resident_gib(),
+                "system/memory_fraction": _memory_fraction(),
+                **_disk_free(self._directory),
+                **_gpu_usage(),
+            }
             end = self._clock()
             self._due_at = end + max(self.interval_s, (end - begin) / COST_LIMIT)
         return dict(self._newest)
@@ -49,6 +65,28 @@ def _resident_gib() -> float:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # ended since it was listed, or not ours to read
             resident += child.memory_info().rss
     return float(resident / GIB)
+
+
+def _memory_fraction(group: Path = Path("/sys/fs/cgroup")) -> float:
+    """Of the machine, or of the container's limit where that is tighter."""
+    import psutil
+
+    machine = psutil.virtual_memory()
+    used = 1.0 - machine.available / machine.total
+    with suppress(OSError, ValueError):  # no control group, or none with a limit ("max")
+        limit = int((group / "memory.max").read_text())
+        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        taken = int((group / "memory.current").read_text()) - int(facts.get("inactive_file", 0))
+        used = max(used, taken / limit)
+    return used
+
+
+def _disk_free(directory: Path | None) -> Metrics:
+    if directory is None:
+        return {}
+    with suppress(OSError):  # a directory that is gone says so when something is written
+        return {"system/disk_free_gib": shutil.disk_usage(directory).free / GIB}
+    return {}
 
 
 def _gpu_usage() -> Metrics:

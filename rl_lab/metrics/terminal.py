@@ -177,6 +177,7 @@ class LiveDisplay(Writer):
         *,
         agent_steps: int,
         seconds: float,
+        seconds_after: float = 0.0,
         score: float | None = None,
         facts: Mapping[str, str] | None = None,
         paths: Mapping[str, Path] | None = None,
@@ -185,12 +186,15 @@ class LiveDisplay(Writer):
     ) -> None:
         """Close the display, then say what the run did, where its files lie, and what to type next.
 
-        facts, paths and commands are label -> sentence, path or command line, in the order to show them.
+        seconds are those of the training, as the status and the report have them, seconds_after those of the video
+        and the report. facts, paths and commands are label -> sentence, path or command line, in the order to show.
         """
         self.close()
-        known = {"agent steps": f"{agent_steps:,}", "time": f"{format_duration(seconds)} ({seconds:,.1f} s)"}
+        then = f", then {seconds_after:,.1f} s for video and report" if seconds_after >= 0.1 else ""
+        known = {"agent steps": f"{agent_steps:,}", "time": f"{format_duration(seconds)} ({seconds:,.1f} s){then}"}
         if score is not None:
-            known["evaluation score"] = f"{score:,.2f}"
+            best = self.view.best_evaluation
+            known["evaluation score"] = f"{score:,.2f}" + (f" (best {best:,.2f})" if best and best > score else "")
         facts = {**known, **(facts or {})}
         shown, commands = {label: _from_here(path) for label, path in (paths or {}).items()}, commands or {}
         if self.mode == "live":

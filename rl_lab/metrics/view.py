@@ -57,7 +57,7 @@ class RunView:
         self._rows = 0
         self._moving: set[str] = set()  # metrics that have changed
         self._row_speed: float | None = None  # agent steps per second of the newest row in which there were any
-        self._drawn: dict[tuple[str, int], tuple[int, str]] = {}  # a sparkline, and after how many rows it was drawn
+        self._drawn: dict[tuple[str, int], tuple[int, str, str]] = {}  # after how many rows drawn: sparkline, arrow
 
     def take(self, row: Row) -> None:
         """Remember a row. A metric that a row lacks keeps its last value."""
@@ -133,15 +133,16 @@ class RunView:
     def curve(self, name: str, width: int) -> Curve:
         """A metric with its recent past in `width` blocks."""
         values = self.history[name]
-        rows, drawn = self._drawn.get((name, width), (-1, ""))
+        rows, drawn, arrow = self._drawn.get((name, width), (-1, "", ""))
         if rows != self._rows:
             drawn = sparkline(list(values), width=width)
-            self._drawn[name, width] = (self._rows, drawn)
+            arrow = arrow_of(drawn)
+            self._drawn[name, width] = (self._rows, drawn, arrow)
         best = self.best_evaluation if name == EVALUATION_RETURN else None
         return Curve(
             label=label_of(name),
             value=self.number(values[-1]),
-            arrow=arrow_of(drawn),
+            arrow=arrow,
             sparkline=drawn,
             is_highlight=name in HEADLINES[:2] or name in self.highlight,
             note="" if best is None else f"best {self.number(best)}",

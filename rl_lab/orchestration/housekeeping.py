@@ -76,6 +76,7 @@ class Housekeeping:
     on_save: Callable[[Housekeeping], None] = lambda housekeeping: None
     prune: Prune = go_on
     callbacks: Callbacks = field(default_factory=Callbacks)
+    run_id: str = "RUN"  # as a user names it
 
     def __post_init__(self) -> None:
         self.stopping = Stopping(self.stop_rules)
@@ -127,12 +128,15 @@ class Housekeeping:
     def after_cycle(self, *, phase_ended: bool) -> str | None:
         """Do what is due; a sentence when a stop rule ends the run."""
         counts, session_s = self.counts, self.stopwatch.elapsed()
+        is_noted = self.scheduler.ended_in_mid_cycle
+        if is_noted:  # a longer run does nothing here: it goes on with the passes of this cycle
+            self._note_end(is_row_due=False)
         if counts.agent_steps >= self.evaluation.warmup_steps and self._marks["evaluation"].due(counts, session_s):
             self.evaluate_now()
         if self._marks["film"].due(counts, session_s):
             with self.stopwatch.section("evaluation"), self.stopwatch.section("film"), untouched_randomness():
                 self._films.film(counts)
-        is_log_due = self._marks["log"].due(counts, session_s)
+        is_log_due, is_save_due = (self._marks[name].due(counts, session_s) for name in ("log", "checkpoint"))
         reason = self.stopping.reason(
             replace(counts, episodes=counts.episodes - self._episodes_before),
             wall_s=self.wall_s,
@@ -140,16 +144,19 @@ class Housekeeping:
             eval_return=self._evaluated.get("eval/episode_return_mean"),
         )
         reason = reason or self.callbacks.stop_reason
-        if self.scheduler.finished or reason is not None:
+        if not is_noted and (self.scheduler.finished or reason is not None):
+            is_noted = True
             self._note_end(is_row_due=is_log_due or bool(self._evaluated))
         if is_log_due or self._evaluated or phase_ended or reason is not None:
             row = self.write_row()
             if reason is None and not self.scheduler.finished and (why := self.prune(row)) is not None:
                 reason = f"{PRUNED}: {why}"
-        is_save_due = self._marks["checkpoint"].due(counts, session_s)
         if (is_save_due or self._is_best_unsaved) and reason is None:
             self.save()
-        return reason or self.callbacks.stop_reason
+        reason = reason or self.callbacks.stop_reason
+        if reason is not None and not is_noted:  # a callback or a pruner has seen the row, or the checkpoint
+            self._note_end(is_row_due=False)
+        return reason
 
     def evaluate_now(self) -> None:
         """Evaluate and remember the best; it is saved at the end of the cycle, where a run can be continued."""
@@ -256,7 +263,8 @@ class Housekeeping:
         if broken:
             raise RunError(
                 f"{broken[0]} is not finite at {self.counts.agent_steps:,} agent steps, so learning stopped; the last "
-                "checkpoint is from before. Try a smaller learning rate or `max_grad_norm` of its optimizer."
+                "checkpoint is from before. Try a smaller learning rate or `max_grad_norm` of its optimizer. Where it "
+                f"comes from says `rl-lab debug find {self.run_id}`."
             )
 
     def get_state(self) -> StateTree:

@@ -50,7 +50,7 @@ class Orchestrator:
         while not self.scheduler.finished:
             if entered != self.scheduler.index:
                 entered = self.scheduler.index
-                self.begin_phase(entered, is_new=self.scheduler.cycles == 0)
+                self.begin_phase(entered, is_new=self.scheduler.is_phase_new)
                 self.workflow.enter_phase(self.scheduler.current())
             self._cycle(self.scheduler.current())
             controller = self.scheduler.current().controller
@@ -82,7 +82,7 @@ class Orchestrator:
         if phase.type == "eval_only":
             self.housekeeping.evaluate_now()
             return
-        if phase.type == "online":
+        if self.scheduler.begin_cycle() and phase.type == "online":
             result = self.workflow.collect_step(self.scheduler.cycles, phase=phase)
             self.scheduler.report(result.counts)
             self.housekeeping.collected(result)

@@ -31,6 +31,7 @@ class PhaseScheduler:
         # Update passes owed at the last resume, agent steps of this phase since then, and passes paid. Exact, since 0.3
         # added ten times is not 3 in binary; apart, since whole numbers take a tenth of a Fraction's time.
         self._carried, self._steps, self._paid = Fraction(0), 0, 0
+        self._is_cycle_open = False  # its rows are collected, and some of its passes are still to come
         self._ended: StateTree = {}  # where the phase before this one stood when it ended: it may be made longer
         self.on_restore: Callable[[], None] = lambda: None  # called when the counts are those of a checkpoint
         ratios = [phase.updates_per_step for phase in phases]
@@ -82,6 +83,20 @@ class PhaseScheduler:
             return (done + self.fraction() * (self.phases[self.index].duration_steps or 0)) / total
         return (self.index + self.fraction()) / len(self.phases)
 
+    @property
+    def is_phase_new(self) -> bool:
+        return self.cycles == 0 and not self._is_cycle_open
+
+    @property
+    def ended_in_mid_cycle(self) -> bool:
+        """Whether the run ended with passes still owed, which a longer one makes before it collects again."""
+        return self.finished and bool(self._ended.get("is_cycle_open"))
+
+    def begin_cycle(self) -> bool:
+        """Whether to collect: not in a cycle that has its rows already."""
+        has_rows, self._is_cycle_open = self._is_cycle_open, False
+        return not has_rows
+
     def report(self, counts: Counts) -> None:
         """Add what a hook did."""
         self.run_counts += counts
@@ -113,7 +128,10 @@ class PhaseScheduler:
         self.cycles += 1
         if self.fraction() < 1.0:
             return False
-        self._ended = self._standing()
+        phase = self.phases[self.index]
+        has_ratio = phase.type == "online" and phase.updates_per_step is not None and bool(phase.workflow_hooks)
+        is_open = has_ratio and phase.duration_updates is not None and self._whole_credit > 0
+        self._ended = {**self._standing(), "cycles": self.cycles - is_open, "is_cycle_open": is_open}
         self.index += 1
         self.phase_counts, self.cycles, self._carried, self._steps, self._paid = Counts(), 0, Fraction(0), 0, 0
         return True
@@ -126,11 +144,13 @@ class PhaseScheduler:
 
     def _standing(self) -> StateTree:
         credit = "0" if self.finished else str(self.credit)
-        return {"phase_counts": self.phase_counts.as_dict(), "cycles": self.cycles, "credit": credit}
+        counts = {"phase_counts": self.phase_counts.as_dict(), "cycles": self.cycles, "credit": credit}
+        return {**counts, "is_cycle_open": self._is_cycle_open}
 
     def _stand(self, state: StateTree) -> None:
         self.cycles, self._carried, self._steps, self._paid = state["cycles"], Fraction(state["credit"]), 0, 0
         self.phase_counts = Counts(**state["phase_counts"])
+        self._is_cycle_open = state.get("is_cycle_open", False)  # checkpoints of earlier versions do not know it
 
     def get_state(self) -> StateTree:
         run = {"index": self.index, "run_counts": self.run_counts.as_dict(), "ended": self._ended}

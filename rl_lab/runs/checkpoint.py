@@ -41,6 +41,8 @@ from rl_lab.runs.files import (
     write_durably,
 )
 from rl_lab.runs.manifest import CHECKPOINT_SCHEMA_VERSION, check_schema_version
+from rl_lab.runs.migrate import migrate_checkpoint
+from rl_lab.runs.run_directory import CLEANED
 from rl_lab.types import ConfigError, RunError, StateTree
 from rl_lab.utils.file_blocks import DamagedFileError, FileBlocks
 from rl_lab.utils.text import printable
@@ -214,6 +216,8 @@ class CheckpointStore:
             if which == "latest" and others:  # a copy that left the links behind
                 return others[0]
             cure = "no evaluation has chosen one yet, use 'latest'" if others else "the run has saved nothing yet"
+            if not others and (self.directory.parent / CLEANED).exists():
+                cure = "`rl-lab cleanup` has removed it; train it again with `rl-lab train` and its config.yaml"
             raise RunError(f"{self.directory} has no '{which}' checkpoint: {cure}.")
         for path in (self.directory / which, Path(which)):
             if os.path.isdir(path):
@@ -356,7 +360,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFile]:
     try:
-        files = [_parse_external(entry) for entry in manifest.get("external", [])]
+        files = [_parse_external(entry) for entry in migrate_checkpoint(manifest).get("external", [])]
     except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RunError) as error:
         raise DamagedCheckpoint(path, f"manifest.json names files outside in an unknown way ({error!r})") from error
     for file in files:
@@ -368,11 +372,7 @@ def _external_files(path: Path, manifest: Mapping[str, Any]) -> list[ExternalFil
 
 def _parse_external(entry: Mapping[str, Any]) -> ExternalFile:
     check_types(entry, {"section": str, "path": str}, place="an entry")
-    if "blocks" in entry:
-        blocks = FileBlocks(**entry["blocks"])
-    else:  # schema version 1: one checksum for the beginning of a file
-        blocks = FileBlocks.single(byte_count=entry["bytes"], crc32=entry["crc32"])
-    return ExternalFile(entry["section"], entry["path"], blocks)
+    return ExternalFile(entry["section"], entry["path"], FileBlocks(**entry["blocks"]))
 
 
 def _check_external(path: Path, external: ExternalFile) -> None:

@@ -39,7 +39,7 @@ def draw_curve(axes: Any, rows: list[dict[str, Any]], *, title: str) -> bool:
     axes.set_xlabel(f"agent steps   ({last['agent_steps']:,} agent steps = {last.get('env_frames', 0):,} env frames)")
     axes.set_ylabel("episode return")
     axes.set_title(textwrap.fill(title, TITLE_LETTERS), loc="left", fontweight="bold")
-    _tidy(axes)
+    tidy(axes)
     return True
 
 
@@ -49,7 +49,7 @@ def draw_metric(axes: Any, rows: list[dict[str, Any]], name: str) -> bool:
     if found:
         axes.plot(*_points(found), linewidth=1.8, label=name)
         axes.set_xlabel("agent steps")
-        _tidy(axes)
+        tidy(axes)
     return bool(found)
 
 
@@ -80,7 +80,8 @@ def _points(values: Series) -> np.ndarray:
     return np.asarray([(row["agent_steps"], value) for row, value in values], dtype=float).T
 
 
-def _tidy(axes: Any) -> None:
+def tidy(axes: Any) -> None:
+    """Light grid, no box, thousands as k and millions as M; a legend where lines have labels."""
     from matplotlib.ticker import EngFormatter
 
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -90,4 +91,5 @@ def _tidy(axes: Any) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(colors=_GREY)
-    axes.legend(frameon=False, loc="best")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="best")

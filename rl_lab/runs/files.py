@@ -22,6 +22,7 @@ _NOT_THE_DISK = (ConnectionError, ChildProcessError, TimeoutError, InterruptedEr
 _LEFTOVER = re.compile(r"\..+\.tmp-\d+(-.+)?")
 _LEFTOVER_AGE_S = 600.0  # what is older was left by a process that no longer runs
 _LARGEST_TEXT_BYTES = 64 * 2**20
+_FOREIGN = "wandb"  # W&B's folder in a run, with a folder of its own making for each process
 
 Kinds = Mapping[str, type | tuple[type, ...]]
 """Name of an entry -> the types it may have."""
@@ -110,11 +111,15 @@ def remove_at_once(path: Path) -> None:
 
 
 def refuse_links_out_of(directory: Path) -> None:
-    """Refuse a run with a symbolic link that leaves it: writing through one would change somebody else's files."""
+    """Refuse a run with a symbolic link that leaves it: writing through one would change somebody else's files.
+    W&B links the log in each of its own folders to its cache; nothing of ours writes there."""
     try:
         inside = os.path.realpath(directory)
         for entry in entries_below(directory):
-            if entry.is_symlink() and not os.path.realpath(entry.path).startswith(inside + os.sep):
+            if not entry.is_symlink() or os.path.realpath(entry.path).startswith(inside + os.sep):
+                continue
+            place = Path(entry.path).relative_to(directory).parts
+            if place[0] != _FOREIGN or len(place) < 3:
                 raise RunError(
                     f"{entry.path} is a symbolic link to {os.readlink(entry.path)}, outside the run, and is not "
                     "followed: remove it. A run as a whole may lie elsewhere: move its directory there and link that."

@@ -62,13 +62,18 @@ def sentences(manifest: Mapping[str, Any]) -> list[str]:
     return [f"{str(each.get('time'))[:16].replace('T', ' ')} {_said(each)}" for each in lineage_of(manifest)]
 
 
+def parents(manifest: Mapping[str, Any]) -> list[str]:
+    """The runs that this one took weights or parts from."""
+    events = [each for each in lineage_of(manifest) if each["event"] not in ("resumed", "continued")]
+    return list(dict.fromkeys(str(each.get("source")) for each in events))
+
+
 def mark(manifest: Mapping[str, Any]) -> str:
     """For a narrow column: `from mine, resumed 2x`."""
     events = lineage_of(manifest)
-    sources = dict.fromkeys(str(each.get("source")) for each in events if each["event"] not in ("resumed", "continued"))
     counts = Counter(each["event"] for each in events if each["event"] in ("continued", "resumed"))
     times = [event if count == 1 else f"{event} {count}x" for event, count in counts.items()]
-    return printable(", ".join([*(f"from {source}" for source in sources), *times]))
+    return printable(", ".join([*(f"from {source}" for source in parents(manifest)), *times]))
 
 
 def _said(each: Mapping[str, Any]) -> str:
@@ -77,12 +82,17 @@ def _said(each: Mapping[str, Any]) -> str:
     source, event = each.get("source"), each["event"]
     said = {
         "resumed": f"resumed {at} {where}",
-        "continued": f"continued {at} {where} with {each.get('changes')}",
+        "continued": f"continued {at} {where} {_reason(each)}",
         "warm_start": f"begun with the weights of {source} {then} {where}",
         "warm_start_optimizer": f"begun with the weights and optimizers of {source} {then} {where}",
         "loaded": f"{at}, phase {each.get('phase')}: loaded {each.get('parts')} of {source} {then} {where}",
     }
     return printable(said[event])
+
+
+def _reason(each: Mapping[str, Any]) -> str:
+    """With which durations a run went on; or with those it had, after something else had stopped it."""
+    return f"with {each.get('changes')}" if each.get("changes") else f"after it was stopped: {each.get('stopped_by')}"
 
 
 def _steps(counts: Any) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import secrets
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -17,27 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.runs.files import Kinds, check_types
+from rl_lab.runs.git import git_state
 from rl_lab.types import RunError
 
 CONFIG_SCHEMA_VERSION = 3  # 3: MLP lies in networks.encoders
 CHECKPOINT_SCHEMA_VERSION = 2  # 2: files outside a checkpoint are checksummed in blocks
 
-_GIT_TIMEOUT_S = 5.0
 _PACKAGES = ("torch", "numpy", "gymnasium")
 _TEXT = (str, type(None))
 _KINDS: Kinds = {
     **dict.fromkeys(("name", "algorithm", "environment_id", "config_hash", "created", "command_line"), _TEXT),
-    **dict.fromkeys(("identity", "rl_lab_version", "python", "cpu", "gpu"), _TEXT),
-    **dict.fromkeys(("git", "packages"), (dict, type(None))),
+    **dict.fromkeys(("identity", "rl_lab_version", "python", "cpu", "cpu_instructions", "gpu"), _TEXT),
+    **dict.fromkeys(("git", "packages", "sources"), (dict, type(None))),
     **dict.fromkeys(("lineage", "continuations"), (list, type(None))),
-    "seed": (int, type(None)),
+    **dict.fromkeys(("seed", "threads"), (int, type(None))),
 }
 
 
 def collect_manifest(
-    *, config_text: str, seed: int, algorithm: str, environment_id: str, name: str = ""
+    *, config_text: str, seed: int, algorithm: str, environment_id: str, name: str = "", threads: int | None = None
 ) -> dict[str, Any]:
-    """The manifest of a run that starts now in this process."""
+    """The manifest of a run that starts now in this process; `threads`: those it is about to use."""
     return {
         "config_schema_version": CONFIG_SCHEMA_VERSION,
         "checkpoint_schema_version": CHECKPOINT_SCHEMA_VERSION,
@@ -49,7 +47,7 @@ def collect_manifest(
         "config_hash": config_hash(config_text),
         "created": datetime.now(UTC).isoformat(),
         "command_line": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        **machine(),
+        **machine(threads),
         "git": git_state(Path.cwd()),
         "platform": platform.platform(),
         "hostname": socket.gethostname(),
@@ -57,8 +55,8 @@ def collect_manifest(
     }
 
 
-def machine() -> dict[str, Any]:
-    """What decides the last bits of a number here: versions and processors."""
+def machine(threads: int | None = None) -> dict[str, Any]:
+    """What decides the last bits of a number here: versions, processors and threads (by default those in use)."""
     import torch  # here, so that commands that only read manifests start without it
 
     return {
@@ -66,7 +64,9 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {package: _package_version(package) for package in _PACKAGES},
         "cpu": _cpu_name(),
+        "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": threads or torch.get_num_threads(),
     }
 
 
@@ -80,8 +80,22 @@ def changes_since(manifest: Mapping[str, Any]) -> list[str]:
     return [f"{name} {then[name]}, now {now[name]}" for name in now if name in then and then[name] != now[name]]
 
 
+def git_changes_since(manifest: Mapping[str, Any], directory: Path) -> list[str]:
+    """How the code here differs from the code a run began with, as far as git knows."""
+    then, now = manifest.get("git") or {}, git_state(directory)
+    found = []
+    if then.get("commit") and now["commit"] and then["commit"] != now["commit"]:
+        found.append(f"commit {then['commit'][:12]}, now {now['commit'][:12]}")
+    if then.get("dirty"):
+        found.append("the run began with changes that were not committed")
+    if now["dirty"]:
+        found.append("there are changes now that are not committed")
+    return found
+
+
 def _flat(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"rl_lab_version": "rl-lab", "python": "Python", "cpu": "CPU", "gpu": "GPU"}
+    names = {"rl_lab_version": "rl-lab", "python": "Python", "cpu": "CPU", "cpu_instructions": "CPU instructions"}
+    names |= {"gpu": "GPU", "threads": "threads of torch"}
     return {title: manifest[name] for name, title in names.items() if name in manifest} | (
         manifest.get("packages") or {}
     )
@@ -104,31 +118,18 @@ def check_manifest(manifest: Mapping[str, Any], *, place: str) -> None:
         check_schema_version(manifest.get(f"{what}_schema_version"), supported=supported, what=what, place=place)
     check_types(manifest, _KINDS, place=place)
     check_types(manifest.get("git") or {}, {"commit": _TEXT}, place=f"{place}: git")
+    for number, changes in enumerate(continuations_of(manifest)):
+        check_types({"continuations": changes}, {"continuations": dict}, place=f"{place}, continuation {number}")
 
 
-def git_state(directory: Path) -> dict[str, Any]:
-    """`{"commit": ..., "dirty": ...}` of the repository around a directory; both None without git or repository."""
-    unknown: dict[str, Any] = {"commit": None, "dirty": None}
-    command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-    try:
-        # Without optional locks git never writes, so that it cannot disturb a commit under way.
-        environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
-        answer = subprocess.run(
-            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False
-        )
-    except (FileNotFoundError, PermissionError, subprocess.TimeoutExpired):
-        return unknown
-    if answer.returncode != 0:
-        return unknown
-    lines = answer.stdout.splitlines()
-    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "(initial)")
-    return {
-        "commit": None if commit == "(initial)" else commit,
-        "dirty": any(not line.startswith("#") for line in lines),
-    }
+def continuations_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The durations and stop rules, by their keys, that each continuation gave the run; some gave none."""
+    return manifest.get("continuations") or []
 
 
 def _package_version(package: str) -> str | None:
+    import importlib.metadata  # here: commands that only read manifests start without it
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from rl_lab.runs.files import read_bytes
 from rl_lab.utils.text import printable
+
+if TYPE_CHECKING:  # the index reads rows too, and starts without numpy
+    import numpy as np
 
 Series = list[tuple[dict[str, Any], float]]
 """Rows that carry one metric, each with its value."""
@@ -65,6 +66,8 @@ def columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def _column(values: list[Any]) -> np.ndarray:
+    import numpy as np
+
     if all(isinstance(value, int) for value in values):
         return np.asarray(values, dtype=np.int64)
     return np.asarray([np.nan if value is None else value for value in values], dtype=np.float64)

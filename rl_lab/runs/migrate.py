@@ -1,13 +1,15 @@
-"""Bringing the config of an old run to today's schema, one version at a time."""
+"""Bringing configs and checkpoints of old runs to today's schema, one version and one named step at a time."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from rl_lab.runs.manifest import CONFIG_SCHEMA_VERSION, check_schema_version
+from rl_lab.runs.manifest import CHECKPOINT_SCHEMA_VERSION, CONFIG_SCHEMA_VERSION, check_schema_version
 from rl_lab.types import RunError
+from rl_lab.utils.file_blocks import FileBlocks
 
 MigrationStep = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -70,11 +72,40 @@ def migrate_config(
 ) -> dict[str, Any]:
     """A copy of `config`, written at schema `version`, as schema `target` wants it. The original stays as it is."""
     check_schema_version(version, supported=target, what="config", place="The run's config")
-    migrated = copy.deepcopy(dict(config))
+    return _upgraded(config, version, target, steps, what="config")
+
+
+def _checksum_in_blocks(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Of version 1, which has one checksum for the beginning of a file outside: that is one block."""
+    for entry in manifest.get("external", []):
+        entry["blocks"] = asdict(FileBlocks.single(byte_count=entry.pop("bytes"), crc32=entry.pop("crc32")))
+    return manifest
+
+
+CHECKPOINT_STEPS: dict[int, MigrationStep] = {1: _checksum_in_blocks}
+"""Version n -> the function that turns a checkpoint's manifest of version n into one of version n + 1."""
+
+
+def migrate_checkpoint(
+    manifest: Mapping[str, Any],
+    *,
+    steps: Mapping[int, MigrationStep] = CHECKPOINT_STEPS,
+    target: int = CHECKPOINT_SCHEMA_VERSION,
+) -> dict[str, Any]:
+    """A copy of a checkpoint's manifest as schema `target` wants it; the files stay as they are."""
+    version = manifest["schema_version"]
+    check_schema_version(version, supported=target, what="checkpoint", place="The checkpoint")
+    return _upgraded(manifest, version, target, steps, what="checkpoint") | {"schema_version": target}
+
+
+def _upgraded(
+    content: Mapping[str, Any], version: int, target: int, steps: Mapping[int, MigrationStep], *, what: str
+) -> dict[str, Any]:
+    migrated = copy.deepcopy(dict(content))
     for known in range(version, target):
         if known not in steps:
             raise RunError(
-                f"The run's config has schema version {version} and this RL Lab no longer upgrades version {known} "
+                f"The run's {what} has schema version {version} and this RL Lab no longer upgrades version {known} "
                 f"to {known + 1}: continue the run with the RL Lab version named in its manifest.json."
             )
         migrated = steps[known](migrated)

@@ -14,26 +14,26 @@ from rl_lab.runs.curve import write_curve
 from rl_lab.runs.files import readable_disk_errors, write_atomic
 from rl_lab.runs.lineage import sentences
 from rl_lab.runs.metrics_file import read_metrics, series
-from rl_lab.runs.run_directory import RunDirectory
+from rl_lab.runs.run_directory import DONE, RunDirectory
 from rl_lab.types import MissingExtraError
 from rl_lab.utils.formatting import format_duration
 from rl_lab.utils.text import printable
 
-DONE = ("finished", "stopped", "pruned")  # states of a run that has nothing left to continue
 _COUNTERS = ("agent_steps", "env_frames", "episodes", "updates", "wall_s")
 
 
-def write_report(run: RunDirectory, *, state: str | None = None) -> Path:
+def write_report(run: RunDirectory, *, state: str | None = None, is_drawn: bool = True) -> Path:
     """Write report.md and the learning curve from what the run left on disk; works at any time, also mid-run.
 
-    `state` is what the run is about to be, where its status does not say so yet.
+    `state` is what the run is about to be, where its status does not say so yet. Without the picture, which takes half
+    a second, `is_drawn` is False.
     """
     with readable_disk_errors(run.report_path, run_id=run.id):
-        write_atomic(run.report_path, printable(_page(run, state), keep="\n\t"), run_id=run.id)
+        write_atomic(run.report_path, printable(_page(run, state, is_drawn), keep="\n\t"), run_id=run.id)
     return run.report_path
 
 
-def _page(run: RunDirectory, state: str | None) -> str:
+def _page(run: RunDirectory, state: str | None, is_drawn: bool) -> str:
     rows, status, manifest = read_metrics(run.metrics_path), run.read_status(), run.read_manifest()
     status = status if state is None else {**status, "state": state}
     known = {name: manifest.get(name) for name in ("algorithm", "environment_id", "seed")}
@@ -41,7 +41,8 @@ def _page(run: RunDirectory, state: str | None) -> str:
     sections = [
         f"# {title}\n",
         _headline(run, status, rows),
-        _curve(run, rows, title),
+        _curve(run, rows, title) if is_drawn else f"*`rl-lab show {run_word(run)}` draws the learning curve.*\n",
+        _alerts(run),
         _table("Last metrics", ("metric", "value"), _last_metrics(rows)),
         _table("Where the time went", ("section", "fraction of wall-clock"), _time_split(rows)),
         _lineage(manifest),
@@ -100,6 +101,19 @@ def _time_split(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [
         (name, f"{100 * fraction:.1f} %") for name, fraction in sorted(fractions.items(), key=lambda item: -item[1])
     ]
+
+
+def _alerts(run: RunDirectory) -> str:
+    lines = [alert_line(alert) for alert in run.read_alerts()]
+    return "## Alerts\n\n" + "".join(f"- {_cell(line)}\n" for line in lines) if lines else ""
+
+
+def alert_line(alert: dict[str, Any]) -> str:
+    """`controller/approx_kl 0.31 at 20,480 agent steps (above 0.1): tip`."""
+    steps = alert.get("agent_steps")
+    where = f" at {steps:,} agent steps" if isinstance(steps, int) else ""
+    condition = f" ({alert['condition']})" if alert.get("condition") else ""
+    return f"{alert.get('metric')} {_number(alert.get('value'))}{where}{condition}: {alert.get('tip')}"
 
 
 def _lineage(manifest: dict[str, Any]) -> str:

@@ -35,9 +35,14 @@ from rl_lab.runs.lock import is_held
 from rl_lab.runs.manifest import check_manifest, config_hash
 from rl_lab.types import ConfigError, RunError, did_you_mean
 
+DONE = ("finished", "stopped", "pruned")  # states of a run that has nothing left to continue
 STATES = ("running", "finished", "stopped", "pruned", "failed", "interrupted")
 """What write_status accepts. read_status adds `killed` (running, but nobody holds the lock), `created`
 (no status written yet) and `unknown` (status.json is damaged)."""
+
+LOCK = ".lock"
+CHANGES = "changes.diff"  # what was not committed when the run began
+CLEANED = "cleanup.json"  # what `rl-lab cleanup` took away
 
 # Before run directories appeared at one instant, a kill could leave these; never more without a manifest.
 _OF_A_KILLED_START = frozenset({".lock", "config.yaml", "overrides.yaml"})
@@ -138,7 +143,10 @@ class RunDirectory:
     environment_path = _Place("environment.json")
     status_path = _Place("status.json")
     tags_path = _Place("tags.json")
-    lock_path = _Place(".lock")
+    alerts_path = _Place("alerts.json")
+    changes_path = _Place(CHANGES)
+    cleaned_path = _Place(CLEANED)
+    lock_path = _Place(LOCK)
     log_path = _Place("run.log")
     metrics_path = _Place("metrics.jsonl")
     report_path = _Place("report.md")
@@ -201,6 +209,24 @@ class RunDirectory:
         check_types(content, {"tags": list, "notes": str}, place=str(self.tags_path))
         return content | {"tags": [str(tag) for tag in content["tags"]]}
 
+    def write_alerts(self, alerts: Sequence[Mapping[str, Any]]) -> None:
+        """What the run's metric rules have said so far."""
+        if alerts or self.alerts_path.exists():
+            write_json(self.alerts_path, {"alerts": list(alerts)}, run_id=self.id)
+
+    def read_alerts(self) -> list[dict[str, Any]]:
+        """What `write_alerts` wrote, oldest first; none where there is nothing, or nothing readable."""
+        with suppress(RunError):  # what was said must never decide whether a run can be shown
+            found = read_json(self.alerts_path).get("alerts")
+            return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        return []
+
+    def read_cleaned(self) -> dict[str, Any]:
+        """What `rl-lab cleanup` took away from it, and when; empty where nothing."""
+        with suppress(MissingFile):
+            return read_json(self.cleaned_path)
+        return {}
+
     def discard(self) -> None:
         """Remove the directory of a run that never began, and the folder of runs if that was to be its first."""
         with suppress(OSError):  # the error that ended the run is the one to tell; or other runs lie there
@@ -259,9 +285,14 @@ class RunDirectory:
 
 
 def first_files(
-    *, config_text: str, overrides: Sequence[str], manifest: Mapping[str, Any], tags: Sequence[str]
+    *,
+    config_text: str,
+    overrides: Sequence[str],
+    manifest: Mapping[str, Any],
+    tags: Sequence[str],
+    changes: str | None = None,
 ) -> dict[str, str]:
-    """What lies in a run's directory from its first instant on, by file name."""
+    """What lies in a run's directory from its first instant on, by file name; `changes` is the code's diff."""
     # One YAML list item per override; a JSON string is a valid YAML string, whatever it contains.
     lines = [f"- {json.dumps(override, ensure_ascii=False)}\n" for override in overrides]
     return {
@@ -270,6 +301,7 @@ def first_files(
         "manifest.json": to_json(manifest),
         "tags.json": to_json({"tags": list(tags), "notes": ""}),
         "run.log": "",
+        **({} if changes is None else {CHANGES: changes}),
     }
 
 

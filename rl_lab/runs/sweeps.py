@@ -56,15 +56,17 @@ class SweepDirectory:
     def tag(self) -> str:
         return f"sweep:{self.name}"
 
+    def is_worked_on(self) -> bool:
+        return is_held(RunDirectory(self.path).lock_path)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time works on a sweep."""
         with readable_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        place = RunDirectory(self.path)
-        if is_held(place.lock_path):
+        if self.is_worked_on():
             raise RunError(f"Sweep {self.name} is being worked on by another process: wait for it, or stop it.")
-        with RunLock(place):
+        with RunLock(RunDirectory(self.path)):
             yield
 
     @contextmanager
@@ -122,11 +124,20 @@ def open_sweep(name: str, runs_dir: Path) -> SweepDirectory:
     """An existing sweep; the nearest names where there is none."""
     sweep = SweepDirectory(runs_dir, name)
     if not sweep.exists():
-        folder = runs_dir / SWEEPS
-        known = sorted(path.parent.name for path in folder.glob(f"*/{JOURNAL}")) if folder.is_dir() else []
-        listed = f" There are: {', '.join(known)}." if known else " There are no sweeps there yet."
-        raise RunError(f"There is no sweep '{name}' in {folder}.{did_you_mean(name, known)}{listed}")
+        near = did_you_mean(name, sweep_names(runs_dir))
+        raise RunError(f"There is no sweep '{name}' in {runs_dir / SWEEPS}.{near} {listed_sweeps(runs_dir)}")
     return sweep
+
+
+def sweep_names(runs_dir: Path) -> list[str]:
+    folder = runs_dir / SWEEPS
+    return sorted(path.parent.name for path in folder.glob(f"*/{JOURNAL}")) if folder.is_dir() else []
+
+
+def listed_sweeps(runs_dir: Path) -> str:
+    """A sentence with the names of all sweeps."""
+    known = sweep_names(runs_dir)
+    return f"There are: {', '.join(known)}." if known else "There are no sweeps there yet."
 
 
 def finite_values(rows: list[dict[str, Any]], metric: str) -> list[float]:

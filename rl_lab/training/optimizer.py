@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
+from operator import is_
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from rl_lab.training.schedules import Number, never_negative, parse_number, valu
 from rl_lab.training.segments import Segments, SegmentsByMembers
 from rl_lab.training.update_rules import SGD, Adam, AdamW, RMSprop, UpdateRule
 from rl_lab.training.world import World
-from rl_lab.types import ConfigError, Metrics, Progress, StateTree, did_you_mean
+from rl_lab.types import ConfigError, Gradients, Metrics, Progress, StateTree, did_you_mean
 
 RULES: dict[str, type[UpdateRule]] = {
     "adam": Adam,
@@ -50,6 +51,7 @@ class Optimizer:
         parameters: Parameters,
         name: str = "adam",
         learning_rate: Number | str | Mapping[str, Any] = 3e-4,
+        rate_of: Mapping[str, float] | None = None,
         max_grad_norm: float | None = None,
         adaptive_clip: float | None = None,
         epsilon: float = 1e-8,
@@ -91,6 +93,7 @@ class Optimizer:
         self.rule = RULES[name](
             named, epsilon=epsilon, betas=(betas[0], betas[1]), weight_decay=weight_decay, momentum=momentum
         )
+        self.rule.rates = _rates_of(rate_of or {}, list(named))
         self.rule.gradients_stay = self.rule.is_static and adaptive_clip is not None
         self.loss_scale = LossScale() if precision == "fp16" else None
         self.accumulated = 0  # losses since the last change of the parameters
@@ -122,26 +125,28 @@ class Optimizer:
         self._rate = rate
         return {"learning_rate": rate}
 
-    def apply(self, loss: Tensor, gradients: Sequence[tuple[Tensor, Tensor]] | None = None) -> Metrics:
+    def apply(self, loss: Tensor | None, gradients: Gradients | None = None) -> Metrics:
         """Backward and one change at the prepared learning rate. Every metric is a tensor.
 
-        `gradients` of parameters, where somebody knows them already, take the place of backward.
+        `gradients` of parameters, where somebody knows them already, take the place of a loss.
         """
-        known = [] if gradients is None else [pair for pair in gradients if pair[0].requires_grad]
-        if not known and not loss.requires_grad:
+        sources = (loss,) if gradients is None else gradients.parameters
+        if not any(each is not None and each.requires_grad for each in sources):
             return {}
         if self.loss_scale is not None:
             self._refuse_capture("precision fp16", "its loss scale must be read back. Write precision: bf16")
-            loss = loss * self.loss_scale.value
         if self.accumulate > 1:
             self._refuse_capture(
                 f"accumulate {self.accumulate}", "only every so many updates change anything. Write accumulate: 1"
             )
-            loss = loss * (1.0 / self.accumulate)
-        if known:
-            self._add_gradients(known)
+        scale = (1.0 if self.loss_scale is None else self.loss_scale.value) / self.accumulate
+        if gradients is None:
+            assert loss is not None
+            torch.autograd.backward(loss if scale == 1.0 else loss * scale)
+        elif scale == 1.0 and self._are_all_of_this_step(gradients):
+            return self._change_parameters(gradients.values, gradients.joined)
         else:
-            torch.autograd.backward(loss)
+            _add_gradients(gradients, scale)
         self.accumulated += 1
         if self.accumulated < self.accumulate:
             return {}
@@ -153,12 +158,14 @@ class Optimizer:
             parameter.grad = None
         return metrics
 
-    def _add_gradients(self, known: list[tuple[Tensor, Tensor]]) -> None:
-        """As backward would; the gradients are those of the loss as it came."""
-        scale = (1.0 if self.loss_scale is None else self.loss_scale.value) / self.accumulate
-        for parameter, gradient in known:
-            part = gradient if scale == 1.0 else gradient * scale
-            parameter.grad = part if parameter.grad is None else parameter.grad + part
+    def _are_all_of_this_step(self, gradients: Gradients) -> bool:
+        """Whether there is one for each parameter, in order, none of them frozen, and none to add them to."""
+        ours = self.parameters
+        return (
+            len(gradients.parameters) == len(ours)
+            and all(map(is_, gradients.parameters, ours))
+            and all(each.requires_grad and each.grad is None for each in ours)
+        )
 
     def _refuse_capture(self, setting: str, reason: str) -> None:
         if is_capturing():
@@ -166,9 +173,10 @@ class Optimizer:
                 f"optimizer {setting}: a CUDA graph repeats one update, but {reason}, or runtime.capture: false."
             )
 
-    def _change_parameters(self, everyone: Sequence[Tensor | None]) -> Metrics:
-        """By one gradient for each parameter, or None."""
-        gradients = self.world.mean([gradient for gradient in everyone if gradient is not None])
+    def _change_parameters(self, everyone: Sequence[Tensor | None], joined: Tensor | None = None) -> Metrics:
+        """By one gradient for each parameter, or None; `joined` is the memory of them all, where it is one piece."""
+        own = [gradient for gradient in everyone if gradient is not None]
+        gradients = self.world.mean(own)
         metrics: Metrics = {}
         if not gradients:
             return metrics  # everything is frozen
@@ -177,7 +185,10 @@ class Optimizer:
         if self.log_module_norms:
             metrics |= self._module_norms(everyone)
         norms = torch.stack(torch._foreach_norm(gradients)) if self.rule.gradients_stay else None  # read once for both
-        grad_norm = self._norm(gradients) if norms is None else torch.linalg.vector_norm(norms)
+        if norms is None and joined is not None and gradients is own:
+            grad_norm = torch.linalg.vector_norm(joined)
+        else:
+            grad_norm = self._norm(gradients) if norms is None else torch.linalg.vector_norm(norms)
         metrics["grad_norm"] = grad_norm
         if self.loss_scale is not None and not self.loss_scale.accepts(grad_norm):
             return metrics
@@ -248,6 +259,30 @@ def named_parameters(parameters: Parameters) -> dict[str, Tensor]:
     if not named:
         raise ConfigError("optimizer parameters: there is nothing to learn. Name modules that have parameters.")
     return named
+
+
+def _add_gradients(gradients: Gradients, scale: float) -> None:
+    """To the parameters, as backward of the scaled loss would."""
+    for parameter, gradient in zip(gradients.parameters, gradients.values, strict=True):
+        if parameter.requires_grad:
+            part = gradient if scale == 1.0 else gradient * scale
+            parameter.grad = part if parameter.grad is None else parameter.grad + part
+
+
+def _rates_of(rate_of: Mapping[str, float], names: list[str]) -> list[float] | None:
+    """One factor of the learning rate for each parameter, by the part it belongs to; None: 1 for all."""
+    if not rate_of:
+        return None
+    parts = list(_members_by_module(names))
+    for part, factor in rate_of.items():
+        if part not in parts:
+            raise ConfigError(
+                f"optimizer rate_of: '{part}' is none of its parts.{did_you_mean(part, parts)} There are: "
+                f"{', '.join(parts)}."
+            )
+        if not 0.0 <= factor < inf:
+            raise ConfigError(f"optimizer rate_of.{part}: {factor}; allowed is a number from 0 on, such as 0.3.")
+    return [float(rate_of.get(name.split(".")[0], 1.0)) for name in names]
 
 
 def _members_by_module(names: list[str]) -> dict[str, list[int]]:

@@ -139,15 +139,7 @@ class Runtime:
         return bool(capture) and self.device.type == "cuda" and self.precision != "fp16"
 
     def _set_threads(self, threads: int | str) -> int:
-        """`auto` on CPU is one thread: small networks lose more to waking threads than they gain."""
-        if threads == "auto":
-            count = 1 if self.device.type == "cpu" else torch.get_num_threads()
-        elif isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1:
-            count = threads
-        else:
-            raise ConfigError(
-                f"runtime threads: {threads!r}; allowed is auto or a whole number from 1 on. Write threads: auto."
-            )
+        count = thread_count(threads, self.device)
         if count != torch.get_num_threads():
             torch.set_num_threads(count)
         return count
@@ -164,6 +156,17 @@ class Runtime:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
             torch.backends.cudnn.deterministic = self.deterministic
             torch.backends.cudnn.benchmark = not self.deterministic
+
+
+def thread_count(threads: int | str, device: torch.device) -> int:
+    """`auto` on CPU is one thread: small networks lose more to waking threads than they gain."""
+    if threads == "auto":
+        return 1 if device.type == "cpu" else torch.get_num_threads()
+    if isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1:
+        return threads
+    raise ConfigError(
+        f"runtime threads: {threads!r}; allowed is auto or a whole number from 1 on. Write threads: auto."
+    )
 
 
 def _is_on(fast_paths: bool | str) -> bool:
@@ -191,7 +194,7 @@ def resolve_device(device: str) -> torch.device:
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise ConfigError(
             f"runtime device: '{device}' is not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, and so on."
-            f"{did_you_mean(kind, ('auto', 'cpu', 'cuda'))}"
+            f"{did_you_mean(kind, ('auto', 'cuda'))}"  # not cpu: 'tpu' and 'gpu' are others
         )
     if kind == "cpu":
         return torch.device("cpu")

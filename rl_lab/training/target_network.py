@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -49,7 +51,7 @@ class TargetNetwork(nn.Module):
     @torch.no_grad()
     def move_towards(self, module: nn.Module) -> None:
         """One move by `rate`, uncounted: nothing but tensors changes, so that a captured update may contain it."""
-        if self._followed is None or self._followed.module is not module:
+        if self._followed is None or self._followed.module is not module or not self._followed.still_holds():
             self._followed = _Followed(self.module, module)
         pairs = self._followed
         if self.rate == 1.0:
@@ -75,6 +77,15 @@ class _Followed:
         self.parameters: list[Tensor] = list(copied.parameters())
         self.their_parameters: list[Tensor] = list(module.parameters())
         self.buffers, self.their_buffers = list(copied.buffers()), list(module.buffers())
+        parts = [vars(part) for side in (copied, module) for part in side.modules()]
+        self._tables = [part[name] for part in parts for name in ("_modules", "_parameters", "_buffers")]
+        self._members = [member for table in self._tables for member in table.values()]
+
+    def still_holds(self) -> bool:
+        """Whether both consist of the same modules and tensors as when they were read."""
+        return sum(map(len, self._tables)) == len(self._members) and all(
+            map(is_, chain.from_iterable(map(dict.values, self._tables)), self._members)
+        )
 
 
 @contextmanager

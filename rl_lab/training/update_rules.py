@@ -38,6 +38,7 @@ class UpdateRule(ABC):
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
+    rates: list[float] | None = None  # one factor of the learning rate for each parameter; None: 1 for all
     gradients_stay = False  # whether they lie at the same addresses every time, as after adaptive clipping on a GPU
 
     def __init__(
@@ -73,25 +74,32 @@ class UpdateRule(ABC):
         self, gradients: Sequence[Tensor | None], learning_rate: float | Tensor, divisor: Tensor | None = None
     ) -> None:
         """Change every parameter that has a gradient, once. Gradients count divided by `divisor` (a scalar)."""
-        counts = self._counts
+        counts, rates = self._counts, self.rates
         with torch.no_grad():
             if self.is_static:
-                indices = [index for index, gradient in enumerate(gradients) if gradient is not None]
-                moved = [self._count_tensors[index] for index in indices]
-                torch._foreach_add_(moved, 1.0)
-                self.change(self._members(indices, gradients, moved), learning_rate, divisor)
-            elif counts.count(counts[0]) == len(counts) and not [1 for gradient in gradients if gradient is None]:
+                present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+                torch._foreach_add_([self._count_tensors[index] for index in present], 1.0)
+                for rate in [1.0] if rates is None else sorted(set(rates)):
+                    indices = present if rates is None else [index for index in present if rates[index] == rate]
+                    moved = [self._count_tensors[index] for index in indices]
+                    own_rate = learning_rate if rates is None else learning_rate * rate
+                    self.change(self._members(indices, gradients, moved), own_rate, divisor)
+            elif (
+                rates is None
+                and counts.count(counts[0]) == len(counts)
+                and not [1 for gradient in gradients if gradient is None]
+            ):
                 self._counts = [counts[0] + 1] * len(counts)
                 members = Members(self.parameters, gradients, self.state, self._counts[0])  # type: ignore[arg-type]
                 self.change(members, learning_rate, divisor)
             else:
-                indices_by_count: dict[int, list[int]] = {}
+                alike: dict[tuple[int, float], list[int]] = {}  # by count and rate
                 for index, gradient in enumerate(gradients):
                     if gradient is not None:
                         counts[index] += 1
-                        indices_by_count.setdefault(counts[index], []).append(index)
-                for count, indices in indices_by_count.items():
-                    self.change(self._members(indices, gradients, count), learning_rate, divisor)
+                        alike.setdefault((counts[index], 1.0 if rates is None else rates[index]), []).append(index)
+                for (count, rate), indices in alike.items():
+                    self.change(self._members(indices, gradients, count), learning_rate * rate, divisor)
 
     def _members(self, indices: list[int], gradients: Sequence[Tensor | None], count: int | list[Tensor]) -> Members:
         return Members(

@@ -43,10 +43,15 @@ def _block(value: float, low: float, high: float) -> str:
 
 
 def arrow_of(curve: str) -> str:
-    """Whether a sparkline's newest block is higher, lower or as high as the one before it; a space for fewer."""
-    if len(curve) < 2 or " " in curve[-2:]:
+    """Where a sparkline goes: its newest block against the mean of those before it in its last third. At most half a
+    block is level; a space where there is nothing to compare."""
+    end = curve[-max(2, math.ceil(len(curve) / 3)) :] or " "
+    before, newest = end[:-1], end[-1]
+    heights = [BLOCKS.index(block) for block in before if block != " "]
+    if newest == " " or not heights:
         return " "
-    return "→" if curve[-1] == curve[-2] else "↑" if curve[-1] > curve[-2] else "↓"
+    rise = BLOCKS.index(newest) - sum(heights) / len(heights)
+    return "→" if abs(rise) <= 0.5 else "↑" if rise > 0.0 else "↓"
 
 
 def format_number(value: float | int | None, digits: int = 4) -> str:

@@ -92,8 +92,11 @@ class Workflow(ABC):
         """Scale and sum the terms, take one step at the prepared learning rate, and name what happened: `loss/<term>`,
         the loss's own metrics, and what the optimizer reports (under `name`, where there are several)."""
         terms = {f"loss/{term}": value.detach() for term, value in loss.terms.items()}
-        total = loss.total(scales or dict.fromkeys(loss.terms, 1.0))
-        taken = optimizer.apply(total) if loss.gradients is None else optimizer.apply(total, loss.gradients)
+        scales = scales or dict.fromkeys(loss.terms, 1.0)
+        if loss.gradients is None:
+            taken = optimizer.apply(loss.total(scales))
+        else:
+            taken = optimizer.apply(None, loss.gradients(scales))
         return {**terms, **loss.metrics, **named(taken, name)}
 
     def enter_phase(self, phase: Phase) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rl_lab.components.planners.plan import Plan, Search
 from rl_lab.components.world_model.rssm import world_model_loss
 from rl_lab.training.schedules import Schedule
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
@@ -28,9 +29,7 @@ TERMS = ("reconstruction", "reward", "dynamics", "representation")
 
 
 class Planner(Protocol):
-    plan: Callable[..., Tensor]
-    """`plan(score, count=N, action_size=A, device=...)`: plans `[N, H, A]`; `score` maps plans `[N, C, H, A]` to
-    numbers `[N, C]`."""
+    plan: Callable[[Search], Plan]
 
 
 class PlaNet(LatentStateWorkflow):
@@ -87,8 +86,8 @@ class PlaNet(LatentStateWorkflow):
             return self.reward_head(features).mean().sum(dim=1).view(plans.shape[:2])
 
         with self.context.runtime.autocast(), torch.no_grad():
-            plan = self.planner.plan(promised_reward, count=count, action_size=size, device=device)
-        return {"action": plan[:, 0]}
+            plan = self.planner.plan(Search(promised_reward, count, size, device))
+        return {"action": plan.action}
 
     # --- learning ---
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.components.returns.returns import lambda_return, mean, standardize
-from rl_lab.kernels.door import fast_path
+from rl_lab.kernels.door import fast_path, precomputed_gradients
 from rl_lab.training.schedules import Schedule, never_negative, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, Workflow, checked_fraction, checked_scales, named
@@ -150,7 +150,7 @@ class PPO(Workflow):
             if len(minibatches) != 1:  # a single one is the same in every epoch
                 minibatches = list(self.minibatches(samples))
             for minibatch in minibatches:
-                with self.context.runtime.autocast():
+                with self.context.runtime.autocast(), precomputed_gradients():
                     loss = self.loss(minibatch, **limits, with_metrics=is_watched)
                 taken = self.gradient_step(self.optimizer, loss, scales)
                 gradient_steps += 1
@@ -168,6 +168,7 @@ class PPO(Workflow):
             "train/clip_range": limits["clip_range"],
         }
 
+    @fast_path("rl_lab.kernels.cpu_ppo:PPO_STEP_LOSS")
     def loss(
         self, sample: Batch, *, clip_range: float, value_clip_range: float | None, with_metrics: bool = True
     ) -> LossOutput:
@@ -182,17 +183,18 @@ class PPO(Workflow):
             value_clip_range=value_clip_range,
         )
         log_prob = terms.pop("log_prob")
-        if not with_metrics:
-            return LossOutput(terms)
-        with torch.no_grad():
-            log_ratio = log_prob - sample["log_prob"]
-            ratio, valid = log_ratio.exp(), sample.get("valid")  # None: every sample counts
-            metrics = {
-                "controller/entropy": -terms["entropy"].detach(),
-                "controller/approx_kl": mean(ratio - 1.0 - log_ratio, valid),  # k3 of joschu.net/blog/kl-approx.html
-                "controller/clip_fraction": mean(((ratio - 1.0).abs() > clip_range).float(), valid),
-            }
-        return LossOutput(terms, metrics)
+        return LossOutput(terms, self.loss_metrics(terms, log_prob, sample, clip_range) if with_metrics else {})
+
+    @torch.no_grad()
+    def loss_metrics(self, terms: Batch, log_prob: Tensor, sample: Batch, clip_range: float) -> Metrics:
+        """How far the policy has moved from the one that acted."""
+        log_ratio = log_prob - sample["log_prob"]
+        ratio, valid = log_ratio.exp(), sample.get("valid")  # None: every sample counts
+        return {
+            "controller/entropy": -terms["entropy"].detach(),
+            "controller/approx_kl": mean(ratio - 1.0 - log_ratio, valid),  # k3 of joschu.net/blog/kl-approx.html
+            "controller/clip_fraction": mean(((ratio - 1.0).abs() > clip_range).float(), valid),
+        }
 
     def policy_and_value(self, sample: Batch) -> tuple[Any, Tensor]:
         """Policy and value of the samples, `[M]`, or `[n, T]` sequences where there is memory."""
@@ -291,7 +293,7 @@ def only_valid(samples: Batch, valid: Tensor) -> Batch:
     return {key: rows.index_select(0, indices) for key, rows in flat.items()}
 
 
-@fast_path("rl_lab.kernels.cpu_losses:PPO_LOSS")
+@fast_path("rl_lab.kernels.cpu_ppo:PPO_LOSS")
 def ppo_loss(
     actor: Actor,
     critic: Critic,

@@ -71,6 +71,33 @@ def test_without_the_queue_every_sequence_is_drawn() -> None:
     assert set(starts(buffer.sample())) == {(env, time) for env in range(ENVS) for time in range(10, 27)}
 
 
+MIXTURES = [{"uniform": 1.0}, {"uniform": 0.0, "recency": 1.0}, {"uniform": 0.0, "priority": 1.0}]
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+@pytest.mark.parametrize("online_queue", [False, True])
+def test_no_sequence_leads_from_one_environment_into_the_next(mixture: dict[str, float], online_queue: bool) -> None:
+    """Rows 0 to 9, then those of another environment from 10 on, then of a third from 12 on."""
+    settings = {"batch_size": 200, "online_queue": online_queue, **mixture}
+    buffer = fill(make(**settings), range(10))
+    buffer.cut()
+    assert {time for _, time in starts(fill(buffer, range(10, 12)).sample())} == set(range(7))
+    buffer.cut()
+    again = make(**settings)
+    again.set_state(numpy_to_tensors(fill(buffer, range(12, 17)).get_state()))
+    for each in (buffer, again):
+        assert each.ready() and {time for _, time in starts(each.sample())} == {*range(7), 12, 13}
+    fill(buffer, range(17, 40))  # the oldest two environments are forgotten
+    assert {time for _, time in starts(buffer.sample())} == set(range(20, 37))
+
+
+def test_after_a_change_a_replay_is_ready_when_one_environment_fills_a_sequence() -> None:
+    buffer = fill(make(), range(3))
+    buffer.cut()
+    assert [fill(buffer, range(time, time + 1)).ready() for time in range(3, 8)] == [False, False, False, True, True]
+    assert {time for _, time in starts(buffer.sample())} <= {3, 4}
+
+
 def test_recency_draws_new_sequences_as_its_power_says() -> None:
     settings = {"online_queue": False, "batch_size": 4000, "capacity_rows": 640}
     buffer = fill(make(uniform=0.0, recency=1.0, recency_power=4.0, **settings), range(323))

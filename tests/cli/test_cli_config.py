@@ -151,7 +151,9 @@ def test_diff_json_names_only_the_sides_that_have_the_key(rl: Any, composition: 
 
 def test_diff_of_a_run(rl: Any, fake: Any, composition: Any, tmp_path: Path) -> None:
     make_run(tmp_path, "mine")
-    fake("api", load_config=lambda directory: {"seed": 7, "algorithm": {"discount": 0.98, "clip_range": 0.2}})
+    fake(
+        "experiment.load", load_config=lambda directory: {"seed": 7, "algorithm": {"discount": 0.98, "clip_range": 0.2}}
+    )
     answer = rl("config", "diff", "mine", "ppo_cartpole", "--runs-dir", tmp_path)
     assert answer.out.splitlines()[1].split() == ["seed", "7", "0"]
 

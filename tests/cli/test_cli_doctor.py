@@ -19,6 +19,14 @@ from rl_lab.cli.doctor import GIB, Finding
 Usage = namedtuple("Usage", "total used free")
 
 
+@pytest.fixture(autouse=True)
+def working_graphics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What draws here is tried by two tests alone: each try is a process."""
+    monkeypatch.setattr(doctor, "why_not", lambda name: "")
+    monkeypatch.setattr(doctor, "why_it_fails", lambda probe: "")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+
+
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replaces the rendering program's answer."""
@@ -157,3 +165,33 @@ def test_missing_bytecode_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "PYTHONDONTWRITEBYTECODE" in the(doctor.check_python(), "bytecode").cure
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     assert [finding.name for finding in doctor.check_python()] == ["python"]
+
+
+def test_opengl_names_what_is_used_what_is_missing_and_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = {"egl": "no EGL device can be opened", "osmesa": "", "glfw": "GLFW finds no display"}
+    monkeypatch.setattr(doctor, "why_not", reasons.__getitem__)
+    (finding,) = doctor.check_opengl()
+    assert finding.state == "ok" and finding.detail.startswith("osmesa is used; not needed: egl: no EGL device")
+    assert "(Debian: libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri)" in finding.detail
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    (finding,) = doctor.check_opengl()
+    assert finding.state == "warn" and finding.cure == "export MUJOCO_GL=osmesa"
+    reasons["osmesa"] = "libOSMesa is not installed"
+    (finding,) = doctor.check_opengl()
+    assert finding.state == "warn" and "training goes on without videos" in finding.detail
+    assert finding.cure.startswith("apt install libegl1") and "libosmesa6" in finding.detail
+
+
+def test_a_backend_that_opens_but_cannot_draw_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, {"mujoco": "3.17.0"}, [])
+    monkeypatch.setattr(doctor, "why_it_fails", lambda probe: "it crashed (signal 11)" if '"egl"' in probe else "")
+    (finding,) = doctor.check_opengl()
+    assert finding.detail.startswith("osmesa is used; not needed: egl: it crashed (signal 11)")
+
+
+def test_mujoco_4_and_two_pygames_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, {"rl-lab": "0.1.0", "mujoco": "4.0.0", "pygame": "2.6", "pygame-ce": "2.5"}, [])
+    findings = list(doctor.check_packages())
+    assert "mujoco 4.0.0 breaks every environment of dm_control" in the(findings, "mujoco").detail
+    assert "mujoco<4" in the(findings, "mujoco").cure
+    assert "pygame-ce" in the(findings, "pygame").cure

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_fakes import Calls
+from PIL import Image
 
+from rl_lab.environments.catalog import Missing
 from rl_lab.types import ActionSpec, ArraySpec, ConfigError, EnvSpec
 
 
@@ -34,6 +38,18 @@ class Problem:
     cure: str = "Find the division by zero."
 
 
+@dataclass(frozen=True)
+class Details:
+    """Stands for what the catalog saw."""
+
+    spec: EnvSpec
+    vectorization: str = "native"
+    snapshot: str = "its attributes, which are plain data"
+    reward_range: tuple[float, float] | None = (0.0, 1.0)
+    frame: np.ndarray | None = None
+    why_no_frame: str = "Rendering failed."
+
+
 CARTPOLE = EnvSpec(
     id="CartPole-v1",
     observation={"vector": ArraySpec((4,), "float32", low=(-4.8, -1.0, -0.4, -1.0), high=(4.8, 1.0, 0.4, 1.0))},
@@ -45,11 +61,16 @@ CARTPOLE = EnvSpec(
 
 
 def test_search_as_table_ids_and_json(rl: Any, fake: Any) -> None:
-    api = fake("api", list_environments=Calls([Info("CartPole-v1"), Info("Taxi-v4", install="pip install x")]))
+    api = fake(
+        "api",
+        list_environments=Calls([Info("CartPole-v1"), Info("Taxi-v4", install="pip install x")]),
+        missing_suites=Calls([Missing("atari", "pip install 'rl-lab[atari]'", "ALE/...")]),
+    )
     lines = rl("envs", "c").out.splitlines()
     assert " ".join(lines[0].split()) == "ENVIRONMENT SUITE TIME LIMIT SOLVED AT NATIVE VECTOR INSTALL"
     assert lines[1].split() == ["CartPole-v1", "classic", "500", "475.0", "yes"]
     assert lines[2].endswith("pip install x")
+    assert lines[3:] == ["", "not installed: atari (ALE/...): pip install 'rl-lab[atari]'"]
     assert rl("envs", "-q").out == "CartPole-v1\nTaxi-v4\n"
     assert [row["id"] for row in json.loads(rl("envs", "--json", "--all-versions").out)] == ["CartPole-v1", "Taxi-v4"]
     assert api.list_environments.seen == [
@@ -58,12 +79,12 @@ def test_search_as_table_ids_and_json(rl: Any, fake: Any) -> None:
 
 
 def test_search_without_result_says_how_to_name_ones_own(rl: Any, fake: Any) -> None:
-    fake("api", list_environments=Calls([]))
+    fake("api", list_environments=Calls([]), missing_suites=Calls([]))
     assert "No environment matches 'zelda'" in rl("envs", "zelda").out
 
 
 def test_show_describes_observation_actions_and_limits(rl: Any, fake: Any) -> None:
-    fake("api", describe_environment=Calls(CARTPOLE))
+    fake("api", look_at_environment=Calls(Details(CARTPOLE)))
     out = rl("envs", "show", "CartPole-v1").out
     for expected in (
         "Balance a pole.",
@@ -71,6 +92,10 @@ def test_show_describes_observation_actions_and_limits(rl: Any, fake: Any) -> No
         "discrete, 2 choices: left, right",
         "500 agent steps",
         "475",
+        "reward                 0 to 1",
+        "vectorization          native",
+        "exact resume           its attributes",
+        "frame                  none. Rendering failed.",
     ):
         assert expected in out
     assert out.endswith("train on it: rl-lab train CartPole-v1:ppo\n")
@@ -94,13 +119,24 @@ def test_show_describes_observation_actions_and_limits(rl: Any, fake: Any) -> No
     ],
 )
 def test_show_knows_every_kind(rl: Any, fake: Any, observation: ArraySpec, action: ActionSpec, expected: str) -> None:
-    fake("api", describe_environment=Calls(EnvSpec("x", {"seen": observation}, action)))
+    fake("api", look_at_environment=Calls(Details(EnvSpec("x", {"seen": observation}, action))))
     out = rl("envs", "show", "x").out
     assert expected in out and "none" in out
 
 
+def test_show_writes_a_frame_and_says_where(rl: Any, fake: Any, tmp_path: Path) -> None:
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    fake("api", look_at_environment=Calls(Details(replace(CARTPOLE, id="dmc/walker_walk"), frame=image)))
+    out = rl("envs", "show", "dmc/walker_walk", "--runs-dir", tmp_path).out
+    path = tmp_path / "environments" / "dmc_walker_walk.png"
+    assert str(path) in out
+    np.testing.assert_array_equal(np.asarray(Image.open(path)), image)
+    facts = json.loads(rl("envs", "show", "dmc/walker_walk", "--frame", tmp_path / "x.png", "--json").out)
+    assert facts["frame"] == str(tmp_path / "x.png") and facts["snapshot"].startswith("its attributes")
+
+
 def test_show_json(rl: Any, fake: Any) -> None:
-    fake("api", describe_environment=Calls(CARTPOLE))
+    fake("api", look_at_environment=Calls(Details(CARTPOLE)))
     facts = json.loads(rl("envs", "show", "CartPole-v1", "--json").out)
     assert facts["observation"]["vector"]["shape"] == [4] and facts["action"]["labels"] == ["left", "right"]
 
@@ -123,7 +159,7 @@ def test_check_fails_on_an_error(rl: Any, fake: Any) -> None:
 
 
 def test_an_unknown_id_is_the_layers_own_message(rl: Any, fake: Any) -> None:
-    fake("api", describe_environment=Calls(ConfigError("no 'CartPol-v1'. Did you mean 'CartPole-v1'?")))
+    fake("api", look_at_environment=Calls(ConfigError("no 'CartPol-v1'. Did you mean 'CartPole-v1'?")))
     answer = rl("envs", "show", "CartPol-v1")
     assert answer.code == 2 and "Did you mean 'CartPole-v1'?" in answer.err
 

@@ -76,6 +76,15 @@ def test_unknown_option_names_the_nearest(rl: Any) -> None:
     assert "rl-lab train --help" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--sed", "--seed"), ("--total-timestep", "--total-timesteps"), ("--lerning-rate", "--learning-rate")],
+)
+def test_a_misspelt_setting_that_may_be_an_option_is_suggested_as_one(rl: Any, typed: str, meant: str) -> None:
+    answer = rl("train", typed, "3")
+    assert answer.code == 2 and f"unknown option '{typed}'. Did you mean '{meant}'?" in answer.err
+
+
 def test_wrong_choice_names_the_nearest(rl: Any) -> None:
     answer = rl("resume", "@last", "--mode", "exatc")
     assert answer.code == 2

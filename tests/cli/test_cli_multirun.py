@@ -94,6 +94,23 @@ def test_one_failure_fails_the_sweep_and_the_others_run(
     assert table["seed=1"][1:5] == ["failed", "(exit", "code", "1)"]
 
 
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_closing_table_never_cuts_the_name_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int
+) -> None:
+    run_id = "ppo_cartpole-20261118-052130-seed0-gae_lambda0.9"
+    member = Member("seed=0 algorithm.gae_lambda=0.9", run_id, [], exit_code=0)
+    member.process = object()  # type: ignore[assignment]  # started
+    status = {"counts": {"agent_steps": 100_000}, "best_score": 500.0, "wall_s": 75.0}
+    RunDirectory.create(tmp_path, run_id=run_id, name="x", seed=0).write_status("finished", **status)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = multirun.summary([member], tmp_path).splitlines()
+    assert lines[1].endswith(run_id) and "BEST EVAL" in lines[0]
+    assert all(len(line) <= max(columns, 70) for line in lines[:2])
+    assert columns < 200 or "1:15" in lines[1]  # the time of the training, as `list` and `show` have it
+
+
 def test_scores_are_averaged_over_the_seeds_of_each_setting(tmp_path: Path) -> None:
     scores = {"seed=0 a.rate=1": 400.0, "seed=1 a.rate=1": 500.0, "seed=0 a.rate=2": 100.0, "seed=1 a.rate=2": None}
     members = [Member(label, f"r{index}", []) for index, label in enumerate(scores)]

@@ -24,6 +24,20 @@ def test_table_of_nothing_is_its_head() -> None:
     assert table(("name", "count"), []) == "name  count"
 
 
+def test_a_narrow_window_leaves_out_what_matters_least_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    headers, row = ("RUN", "SEED", "STEPS", "SCORE"), ("a-long-name", 3, 1000, 2.5)
+    shown = {}
+    for columns in (80, 28, 22, 10):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = table(headers, [row], optional=("STEPS", "SEED")).splitlines()
+        shown[columns] = lines[0].split(), lines[2:]
+    assert shown[80] == (["RUN", "SEED", "STEPS", "SCORE"], [])
+    assert shown[28][0] == ["RUN", "STEPS", "SCORE"] and "no space for SEED" in shown[28][1][0]
+    assert shown[22][0] == ["RUN", "SCORE"] and shown[22][1] == ["... no space for SEED,", "STEPS"]
+    assert table(headers, [row], optional=("STEPS", "SEED")).splitlines()[1].startswith("a-long-name  ")  # never cut
+
+
 def test_fields_leave_out_what_is_empty() -> None:
     assert fields([("a", 1), ("long", "x"), ("none", None), ("empty", [])]) == "  a     1\n  long  x"
 

@@ -38,7 +38,7 @@ def test_list_shows_newest_first(rl: Any, runs_dir: Path) -> None:
     answer = rl("list", "--runs-dir", runs_dir)
     lines = answer.out.splitlines()
     assert answer.code == 0
-    assert " ".join(lines[0].split()) == "RUN STATE ALGORITHM ENVIRONMENT SEED AGENT STEPS SCORE TIME"
+    assert " ".join(lines[0].split()) == "RUN STATE ALGORITHM ENVIRONMENT SEED AGENT STEPS BEST EVAL TIME"
     assert [line.split()[0] for line in lines[1:]] == ["third", "second", "first"]
     assert lines[2].split() == [
         "second",
@@ -50,6 +50,19 @@ def test_list_shows_newest_first(rl: Any, runs_dir: Path) -> None:
         "500.0",
         "1:15",
     ]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_list_fits_the_window(rl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    run_id = "20261118-052130-ppo_cartpole-s0-048b"
+    run = make_run(tmp_path, run_id, state="interrupted")
+    run.write_manifest(run.read_manifest() | {"lineage": [{"event": "resumed"}, {"event": "resumed"}]})
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    lines = rl("list", "--runs-dir", tmp_path).out.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    assert run_id in lines[1] and "500.0" in lines[1]
+    assert ("resumed 2x" in lines[1]) == (columns > 60) and ("no space for" in "".join(lines)) == (columns < 200)
 
 
 def test_list_filters(rl: Any, runs_dir: Path) -> None:

@@ -19,17 +19,18 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
+from small_sweeps import CHEAP, PoolOfOne, facts, journal, write
 
 from rl_lab.cli import sweep_run
 from rl_lab.cli.main import main, parser_of
-from rl_lab.cli.parsing import settings_from_options
+from rl_lab.cli.parsing import UsageError, settings_from_options
+from rl_lab.cli.printing import format_value
 from rl_lab.cli.sweep_run import check_points, words_of
-from rl_lab.cli.sweep_table import TrialTable
+from rl_lab.cli.sweep_table import TrialTable, short_names
 from rl_lab.cli.tune import tuned
 from rl_lab.config.compose import compose
 from rl_lab.config.write import experiment_text
-from rl_lab.experiment.trial import TrialCheck, check_trial, work
-from rl_lab.launch.pool import Event
+from rl_lab.experiment.trial import TrialCheck, check_trial
 from rl_lab.launch.search import Trial
 from rl_lab.launch.sweep import trial_from
 from rl_lab.launch.sweep_plan import read_plan
@@ -38,16 +39,6 @@ from rl_lab.runs.sweeps import SweepDirectory
 from rl_lab.types import ConfigError, RunError
 
 ROOT = Path(__file__).parents[2]
-WORDS = [
-    *("environment.num_envs=4", "+environment.kwargs.is_slippery=false", "training.phases.train.duration_steps=400"),
-    *("evaluation.final_episodes=4", "evaluation.num_envs=4", "evaluation.video=false", "logging.tensorboard=false"),
-]
-CHEAP = {
-    "experiment": "q_learning_frozenlake",
-    "overrides": WORDS,
-    "metric": "collect/episode_return_mean",
-    "parameters": {"algorithm.epsilon": {"low": 0.01, "high": 0.9}, "algorithm.discount": [0.9, 0.99]},
-}
 
 
 @pytest.fixture
@@ -55,22 +46,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project of a user."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def write(name: str = "s.yaml", **content: Any) -> Path:
-    path = Path(name)
-    path.write_text(yaml.safe_dump({**CHEAP, **content}, sort_keys=False))
-    return path
-
-
-def journal(name: str) -> dict[int, dict[str, Any]]:
-    rows = [json.loads(line) for line in Path(f"runs/sweeps/{name}/trials.jsonl").read_text().splitlines()]
-    return {row["number"]: row for row in rows if "number" in row}
-
-
-def facts(name: str) -> list[tuple[Any, ...]]:
-    rows = journal(name)
-    return [(n, rows[n]["parameters"], rows[n]["state"], rows[n]["score"], rows[n]["values"]) for n in sorted(rows)]
 
 
 def identities(name: str) -> dict[str, str]:
@@ -127,10 +102,10 @@ def kill_and_compare(rl: Any, kills: int, trials: int, expected: list[tuple[Any,
     assert facts("killed") == expected
 
 
-def test_a_sweep_killed_twice_loses_and_repeats_nothing(rl: Any, whole: Path, here: Path) -> None:
+def test_a_sweep_that_was_killed_loses_and_repeats_nothing(rl: Any, whole: Path, here: Path) -> None:
     with contextlib.chdir(whole):
         expected = facts("whole")
-    kill_and_compare(rl, kills=2, trials=FEW, expected=expected)
+    kill_and_compare(rl, kills=1, trials=FEW, expected=expected)
     best = [
         folder / "configs/experiment" / f"{folder_name}_best.yaml"
         for folder, folder_name in ((whole, "whole"), (here, "killed"))
@@ -221,7 +196,7 @@ def _tensors(tree: Any, path: str = "") -> list[torch.Tensor]:
     [
         ([], "say which file describes the sweep: rl-lab sweep FILE.yaml"),
         (["a.yaml", "b.yaml"], "say which file describes the sweep"),
-        (["show"], "say which sweep to show: rl-lab sweep show NAME"),
+        (["show"], "say which sweep to show: rl-lab sweep show NAME. There are no sweeps there yet."),
         (["z.yaml"], "there is no sweep file z.yaml"),
         (["s.yml"], "there is no sweep file s.yml. Did you mean 's.yaml'?"),
         (["s.yaml", "--minutes", "0"], "'0' is not a number above 0"),
@@ -282,6 +257,21 @@ def test_show_of_a_sweep_without_a_finished_trial(rl: Any, here: Path) -> None:
     assert "no trial has finished yet" in rl("sweep", "show", "s").out
 
 
+def test_show_tells_trials_that_wait_from_those_that_run(rl: Any, here: Path) -> None:
+    make_record("s", *({"number": number, "parameters": TRIALS[0]["parameters"]} for number in (0, 1)))
+    directory = SweepDirectory(Path("runs"), "s")
+    begun = directory.run(0, 0)
+    begun.path.mkdir()
+    begun.config_path.write_text("seed: 0")
+
+    def states() -> list[str]:
+        return [trial["state"] for trial in json.loads(rl("sweep", "show", "s", "--json").out)["trials"]]
+
+    assert states() == ["stopped", "waiting"]
+    with directory.locked():
+        assert states() == ["running", "waiting"]
+
+
 def test_a_sweep_goes_on_only_as_it_began(rl: Any, here: Path) -> None:
     make_record("s", *TRIALS, sampler="random", trials=9)
     answer = rl("sweep", write(sampler="random", trials=4))
@@ -326,27 +316,6 @@ def test_values_are_checked_before_the_first_trial(content: dict[str, Any], mess
     assert any(message in check_trial(task) for task in check_points(plan, None))
 
 
-class PoolOfOne:
-    """A pool whose only worker is this process."""
-
-    def __init__(self, work: str, jobs: int, *, log_path: Path) -> None:
-        self._tasks: list[Any] = []
-
-    idle = property(lambda self: 1 - len(self._tasks))
-
-    def tasks(self) -> list[Any]:
-        return self._tasks
-
-    def submit(self, task: Any) -> None:
-        self._tasks.append(task)
-
-    def events(self, timeout_s: float) -> list[Event]:
-        task = self._tasks.pop()
-        return [Event("done", task, work(task, lambda value: False))]
-
-    def close(self) -> None: ...
-
-
 def test_a_refused_sweep_leaves_nothing_behind(rl: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_run, "Pool", PoolOfOne)
     answer = rl("sweep", write(parameters={"algorithm.discont": [0.9, 0.99]}, sampler="grid"))
@@ -387,12 +356,36 @@ def test_one_process_at_a_time_works_on_a_sweep(here: Path) -> None:
 
 def test_a_terminal_shows_a_table_of_the_newest_trials() -> None:
     plan = read_plan(CHEAP, place="s.yaml", default_name="s", default_jobs=1)
-    trials = [trial_from(row) for row in TRIALS] + [Trial(9, TRIALS[0]["parameters"], values=[0.25])]
+    trials = [trial_from(row) for row in TRIALS] + [Trial(9, TRIALS[0]["parameters"], "running", values=[0.25])]
+    trials.append(Trial(10, TRIALS[0]["parameters"]))  # asked for ahead
     console = Console(width=120, file=io.StringIO())
-    console.print(TrialTable(plan, is_quiet=False).render(trials))
+    console.print(TrialTable(plan, is_quiet=False).render(trials, columns=120, lines=50))
     lines = console.file.getvalue().splitlines()
     assert "s · 9 of 20 trials · best 3 in trial 6" in lines[0]
-    assert [word in lines[-2] for word in ("9", "running", "0.25")] == [True] * 3
+    assert lines[1].split() == ["trial", "state", "score", "s", "epsilon", "discount"]
+    assert lines[-2].split() == ["9", "running", "0.25", "0", "0.1", "0.9"]
+    assert lines[-1].split()[:2] == ["10", "waiting"]
+
+
+@pytest.mark.parametrize("experiment", ["ppo_cartpole", "sac_pendulum", "dreamer_v3"])
+def test_the_table_of_tune_can_be_read_in_eighty_columns(experiment: str) -> None:
+    content = tuned(compose(experiment), None) | {"experiment": experiment}
+    plan = read_plan(content, place="s.yaml", default_name="s", default_jobs=1)
+    point = {each.key: each.at(0.37) for each in plan.parameters}
+    trials = [Trial(number, point, state="finished", score=123.456, seconds=1234.5) for number in range(40)]
+    console = Console(width=80, file=io.StringIO())
+    console.print(TrialTable(plan, is_quiet=False).render(trials, columns=80, lines=24))
+    text = console.file.getvalue()
+    assert all(len(line.rstrip()) <= 80 for line in text.splitlines()) and len(text.splitlines()) <= 24
+    shown = text.split("finished")[-1]
+    for name, value in zip(short_names([*point]), point.values(), strict=True):  # all are there, none cut in two
+        is_column = name in text.splitlines()[1].split()
+        assert (format_value(value) if is_column else f"{name}={format_value(value)}") in shown.split()
+    assert text.count("finished") >= 4
+
+
+def test_as_much_of_a_key_is_shown_as_tells_it_apart() -> None:
+    assert short_names(["o.a.x", "o.b.x", "b.y", "x"]) == ["a.x", "b.x", "y", "x"]
 
 
 def test_elsewhere_each_trial_is_one_line_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -414,6 +407,7 @@ def test_elsewhere_each_trial_is_one_line_once(capsys: pytest.CaptureFixture[str
     [
         ("rl_lab/Counter-v0:ppo", ["algorithm.epochs=3", "training.phases.train.collect_steps=64"]),
         ("dqn_cartpole", ["replay=prioritized", "training.updates_per_step=0.5"]),
+        ("ppo_cartpole", ["preset=debug", "total_timesteps=2000", "algorithm.epochs=3"]),  # it joins after experiments
     ],
 )
 def test_the_best_config_composes_to_what_its_trial_had(here: Path, experiment: str, words: list[str]) -> None:
@@ -433,7 +427,9 @@ def test_choices_that_no_file_can_say_are_refused(here: Path) -> None:
 # --- tune --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("experiment", ["bandit_thompson", "dreamer_v3", "dreamer_v2", "planet", "reinforce_cartpole"])
+@pytest.mark.parametrize(
+    "experiment", ["bandit_thompson", "dreamer_v3", "dreamer_v2", "planet", "reinforce_cartpole", "tdmpc2"]
+)
 def test_a_shipped_space_fits_its_experiments(experiment: str) -> None:
     content = {**tuned(compose(experiment), None), "experiment": experiment}
     assert read_plan(content, place="space", default_name="s", default_jobs=1).parameters
@@ -500,7 +496,6 @@ def test_tune_does_not_search_for_a_setting_that_is_given(rl: Any, here: Path, m
         (["--algorithm.x", "-1"], False, ["algorithm.x=-1"]),
         (["--algorithm.double", "--quiet"], False, ["algorithm.double=true", "--quiet"]),
         (["--seed=3"], False, ["seed=3"]),
-        (["--colour=3"], False, ["--colour=3"]),
         (["--colour=3"], True, ["colour=3"]),
         (["--seed=3", "--memory", "lstm"], True, ["seed=3", "memory=lstm"]),
         (["--run-id", "a", "--jobs=2", "seed=1"], True, ["--run-id", "a", "--jobs=2", "seed=1"]),
@@ -509,6 +504,11 @@ def test_tune_does_not_search_for_a_setting_that_is_given(rl: Any, here: Path, m
 )
 def test_arguments_of_wandb_agent_are_overrides(words: list[str], is_sweep: bool, expected: list[str]) -> None:
     assert settings_from_options(words, parser_of("train"), is_sweep=is_sweep) == expected
+
+
+def test_an_unknown_option_is_a_mistake_where_there_is_no_sweep() -> None:
+    with pytest.raises(UsageError, match=r"unknown option '--colour'\.\n"):  # and not --lr for its dashes
+        settings_from_options(["--colour=3"], parser_of("train"), is_sweep=False)
 
 
 def test_wandb_agent_can_call_train(rl: Any, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:

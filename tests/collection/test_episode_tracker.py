@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from rl_lab.collection.episodes import EpisodeTracker
-from rl_lab.types import Episode
+from rl_lab.collection.episodes import EpisodeTracker, outcome_metrics
+from rl_lab.types import EnvRows, Episode
 from rl_lab.utils.tree import equal, numpy_to_tensors
 from tests.doubles import env_rows
 
@@ -45,3 +46,27 @@ def test_the_state_continues_in_mid_episode(as_saved: object) -> None:
     assert fresh.track(row) == tracker.track(row) == [Episode(1, 6.0, 2, False)]
     assert equal(fresh.get_state(), tracker.get_state())
     assert fresh.metrics() == tracker.metrics()
+
+
+def rows_with(outcome: dict[str, list[float]], *, is_last: list[bool]) -> EnvRows:
+    zeros, flags = np.zeros(2, np.float32), np.array(is_last)
+    arrays = {name: np.array(values, np.float32) for name, values in outcome.items()}
+    return EnvRows({}, zeros, np.zeros(2, bool), flags, flags, arrays)
+
+
+def test_outcomes_are_averaged_over_the_episodes_that_have_them() -> None:
+    tracker = EpisodeTracker(2)
+    (first, second) = tracker.track(rows_with({"success": [1.0, 0.0], "score": [np.nan, 7.0]}, is_last=[True, True]))
+    assert first.outcome["success"] == 1.0 and second.outcome == {"success": 0.0, "score": 7.0}
+    tracker.track(rows_with({"success": [1.0, 1.0], "score": [np.nan, np.nan]}, is_last=[True, False]))
+    metrics = tracker.metrics()
+    assert metrics["collect/outcome/success"] == pytest.approx(2 / 3) and metrics["collect/outcome/score"] == 7.0
+    again = EpisodeTracker(2)
+    again.set_state(tracker.get_state())
+    assert again.metrics() == metrics
+
+
+def test_the_score_of_achievements_is_crafters() -> None:
+    outcomes = [{"achievement/wood": 1.0, "achievement/iron": 0.0}, {"achievement/wood": 1.0, "achievement/iron": 1.0}]
+    expected = np.exp((np.log(1 + 100) + np.log(1 + 50)) / 2) - 1  # rates of 100 % and 50 %
+    assert outcome_metrics(outcomes, prefix="eval")["eval/achievement_score"] == pytest.approx(expected)

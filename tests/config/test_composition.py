@@ -194,7 +194,7 @@ REFUSED: list[tuple[str, str]] = [
         "preset=dmc_vision",
         "preset=dmc_vision: there is no such choice. Did you mean task=dmc_vision? Choices: debug, none.",
     ),
-    ("task=dmc_vison", "task=dmc_vison: there is no such choice. Did you mean 'dmc_vision'? Choices: classic_control,"),
+    ("task=dmc_vison", "task=dmc_vison: there is no such choice. Did you mean 'dmc_vision'? Choices: atari,"),
     (
         "algorithm=pp0",
         f"algorithm=pp0: there is no such choice. Did you mean 'ppo'? Choices: {ALGORITHMS}.",
@@ -221,6 +221,11 @@ REFUSED: list[tuple[str, str]] = [
         "~algorithm.discount",
         "~algorithm.discount: a setting cannot be taken away, only changed: write algorithm.discount=",
     ),
+    ("+colour@seed=red", "'+colour@seed=red' chooses of 'colour', which is not a config group: write key=value."),
+    (
+        "environment.kwargs={size: 3}",
+        "'environment.kwargs={size: 3}' cannot be set: Key 'size' is not in struct. To add a key, write +environment",
+    ),
 ]
 
 
@@ -238,6 +243,22 @@ def test_an_empty_curriculum_has_no_phase_to_override() -> None:
 
 def test_free_mappings_take_new_keys_with_a_plus() -> None:
     assert compose(None, ["+environment.kwargs.size=3"])["environment"]["kwargs"] == {"size": 3}
+
+
+def test_a_key_is_added_once() -> None:
+    with pytest.raises(ConfigError, match=r"'\+environment.kwargs.size=4' adds what is there already: write env"):
+        compose(None, ["+environment.kwargs.size=3", "+environment.kwargs.size=4"])
+
+
+def test_a_config_is_the_callers_own_and_files_are_read_again_once_they_change(user_configs: Path) -> None:
+    compose("mine")["algorithm"]["epochs"] = 1000
+    assert compose("mine")["algorithm"]["epochs"] == 3
+    file = user_configs / "experiment" / "mine.yaml"
+    file.write_text(file.read_text().replace("epochs: 3", "epochs: 7"))
+    assert compose("mine")["algorithm"]["epochs"] == 7
+    file.unlink()
+    with pytest.raises(ConfigError, match="There is no experiment 'mine'"):
+        compose("mine")
 
 
 def test_a_new_target_starts_its_block_afresh() -> None:

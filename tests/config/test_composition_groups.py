@@ -139,6 +139,20 @@ def test_a_task_of_another_kind_than_the_environment_is_refused() -> None:
     assert "Leave one of the two out" in str(refusal.value)
 
 
+def test_another_game_named_by_its_group_is_set_up_as_the_experiments_task_says() -> None:
+    for experiment in ("ppo_atari", "dqn_atari", "dreamer_v3_atari100k"):
+        by_group = compose(experiment, ["environment=atari/breakout"])
+        assert by_group == compose(experiment, ["environment.id=atari/breakout"])
+    kwargs = compose("ppo_atari", ["environment=atari/breakout", "environment.kwargs.clip_reward=false"])[
+        "environment"
+    ]["kwargs"]
+    assert kwargs["episodic_life"] and not kwargs["clip_reward"]
+    other = compose("ppo_atari", ["environment=crafter"])["environment"]
+    assert other["id"] == "rl_lab/Crafter-v1" and "episodic_life" not in other["kwargs"]
+    with pytest.raises(ConfigError, match="task=atari does not fit environment=crafter, which has no environment.kwar"):
+        compose("ppo", ["task=atari", "environment=crafter"])
+
+
 def test_ppo_says_in_explain_when_it_normalises() -> None:
     for part, word in (("observation_normalizer", "rolling"), ("reward_normalizer", "return_scale")):
         found = explain(f"components.{part}.mode", "Hopper-v5:ppo")

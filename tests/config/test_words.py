@@ -10,9 +10,10 @@ import pytest
 from rl_lab.config.compose import apply_overrides, compose
 from rl_lab.config.files import PACKAGE_CONFIGS, value_at
 from rl_lab.config.groups import as_dict, join_groups
-from rl_lab.config.translate import say, translate
+from rl_lab.config.translate import _say_once, translate, unsaid
 from rl_lab.config.words import ALGORITHM_WORDS, ENVIRONMENT_WORDS, TABLE, WORDS
 from rl_lab.types import ConfigError
+from rl_lab.utils.reports import REPORTS_VARIABLE
 
 ALGORITHMS = sorted(file.stem for file in (PACKAGE_CONFIGS / "algorithm").glob("*.yaml"))
 PHASE = "training.phases"
@@ -26,7 +27,7 @@ def configs() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def _anew() -> None:
-    say.cache_clear()  # what was said once is said again
+    _say_once.cache_clear()  # what was said once is said again
 
 
 def meaning(word: str, config: dict[str, Any]) -> str:
@@ -131,7 +132,11 @@ ANSWERED = [
     ("ppo", "save_freq=1000", "training.checkpoint.every_minutes=5 or training.checkpoint.every_updates=1000."),
     ("ppo", "log_interval=4", "logging.every_steps=2048 or logging.every_updates=10."),
     ("ppo", "tensorboard_log=logs", "`tensorboard --logdir runs`; logging.tensorboard=false leaves them out."),
-    ("ppo", "wandb=true", "Weights & Biases is not offered here; `tensorboard --logdir runs` shows every run."),
+    (
+        "ppo",
+        "wandb=true",
+        "logging.writers=[wandb], with the project as {_target_: wandb, project: NAME} (docs/logging.md).",
+    ),
     ("ppo", "save_path=x", "--runs-dir DIR, --run-id ID."),
     ("ppo", "n_stack=4", "environment.wrappers=[{id: frame_stack, count: 4}]."),
     ("ppo", "use_sde=true", "state-dependent exploration is not offered here: leave it out."),
@@ -236,3 +241,40 @@ def test_an_experiment_without_its_package_line_says_which_line_is_missing(tmp_p
         compose("mine", config_dir=tmp_path)
     (folder / "mine.yaml").write_text("# @package _global_\n# my own\nalgorithm:\n  discount: 0.9\n")
     assert compose("mine", config_dir=tmp_path)["algorithm"]["discount"] == 0.9
+
+
+TWICE = [
+    (["lr=1e-3", "learning_rate=1e-4"], "lr=1e-3 and learning_rate=1e-4 both set optimizers.controller.learning_rate"),
+    (["gamma=0.9", "algorithm.discount=0.99"], "gamma=0.9 and algorithm.discount=0.99 both set algorithm.discount"),
+    (["algorithm.discount=0.99", "gamma=0.9"], "algorithm.discount=0.99 and gamma=0.9 both set algorithm.discount"),
+    (["n_envs=4", "++environment.num_envs=8"], "n_envs=4 and ++environment.num_envs=8 both set environment.num_envs"),
+    (["total_timesteps=1e5", "timesteps=5e4"], "both set training.phases.train.duration_steps: keep one."),
+    (["device=gpu", "runtime.device=cpu"], "device=gpu and runtime.device=cpu both set runtime.device: keep one."),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), TWICE, ids=[" ".join(words) for words, _ in TWICE])
+def test_two_words_with_two_values_for_one_setting_are_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose("ppo_cartpole", words)
+    assert sentence in str(refused.value)
+
+
+def test_two_words_that_agree_are_one() -> None:
+    config = compose("ppo_cartpole", ["lr=1e-3", "learning_rate=1e-3", "seed=1", "seed=2"])
+    assert config["optimizers"]["controller"]["learning_rate"] == 1e-3 and config["seed"] == 2  # the last counts
+
+
+def test_quiet_says_nothing_of_what_a_word_sets(caplog: pytest.LogCaptureFixture) -> None:
+    for is_quiet in (True, False):
+        with unsaid(is_quiet):
+            compose("ppo_cartpole", ["gamma=0.9", "env=CartPole-v1"])
+        assert ("gamma=0.9 sets algorithm.discount=0.9" in caplog.text) is not is_quiet
+
+
+def test_a_training_among_many_does_not_repeat_what_its_parent_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(REPORTS_VARIABLE, "1")
+    compose("ppo_cartpole", ["gamma=0.9"])
+    assert not caplog.text

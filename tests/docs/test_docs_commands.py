@@ -58,7 +58,8 @@ def test_every_setting_of_the_configs_page_exists() -> None:
     assert len(settings) > 20
     groups = {"memory=lstm", "preset=debug"} & set(settings)
     keys = [word for word in settings if word.partition("=")[0] not in ("memory", "preset")]
-    composition.compose("ppo_cartpole", [*groups, *keys])
+    for key in keys:  # one by one: two words for one setting are refused
+        composition.compose("ppo_cartpole", [*groups, key])
 
 
 def test_every_explained_key_has_an_explanation() -> None:
@@ -68,4 +69,7 @@ def test_every_explained_key_has_an_explanation() -> None:
     assert keys
     for words in keys:
         own = EXAMPLE_CONFIGS if EXAMPLES.search(" ".join(words)) else None
-        assert explain(words[2], *words[3:4], config_dir=own).documentation, " ".join(words)
+        experiment = [word for word in words[3:4] if "=" not in word]
+        overrides = [word for word in words[3:] if "=" in word]
+        found = explain(words[2], *experiment or [None], overrides, config_dir=own)
+        assert found.documentation, " ".join(words)

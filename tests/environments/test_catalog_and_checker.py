@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rl_lab.environments import catalog
 from rl_lab.environments.catalog import describe, list_environments
 from rl_lab.environments.checker import Finding, check_environment
 
@@ -243,3 +244,23 @@ def test_an_environment_made_by_a_partial_belongs_to_no_suite() -> None:
     made = functools.partial(gym.make, "CartPole-v1")
     made.__module__ = None  # type: ignore[assignment]
     assert suite_of(gym.envs.registration.EnvSpec("mine-v0", entry_point=made)) is None
+
+
+def test_looking_at_an_environment_says_how_it_runs_is_saved_and_looks() -> None:
+    details = catalog.look_at("CartPole-v1")
+    assert details.vectorization.startswith("native where") and "ms per reset alone" in details.vectorization
+    assert details.snapshot == "its attributes, which are plain data"
+    assert details.frame is not None and details.frame.std() > 1 and details.spec.solved_return == 475.0
+    blind = catalog.look_at("rl_lab/Counter-v0")
+    assert blind.frame is None and blind.why_no_frame.startswith("Rendering failed")
+    assert blind.vectorization.startswith("sync for 8 environments on")
+
+
+def test_suites_that_are_not_installed_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_is_installed", lambda suite: suite.name not in ("atari", "box2d"))
+    missing = catalog.missing_suites()
+    assert {each.suite: each.install for each in missing} == {
+        "atari": "pip install 'rl-lab[atari]'",
+        "box2d": "pip install 'rl-lab[box2d]'",
+    }
+    assert [each.suite for each in catalog.missing_suites("ale/")] == ["atari"]

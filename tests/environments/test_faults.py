@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from rl_lab.environments import cell, make_environment
-from rl_lab.environments.async_environment import AsyncEnvironment
+from rl_lab.environments.async_environment import AsyncEnvironment, Limits
 from rl_lab.environments.recipe import Recipe, blueprint
 from rl_lab.types import EnvironmentFault, EnvRows
 from rl_lab.utils import tree
@@ -32,16 +32,21 @@ def column(rows: list[EnvRows], name: str, env: int = 0) -> list[int]:
 
 
 def make_async(
-    num_envs: int, *, num_workers: int, max_restarts: int = 10, timeout_s: float = 60.0, **kwargs: Any
+    num_envs: int,
+    *,
+    num_workers: int,
+    max_restarts: int = 10,
+    timeout_s: float = 60.0,
+    growth_mib: float | None = 1024.0,
+    **kwargs: Any,
 ) -> Any:
     recipe = Recipe(FAULTY, kwargs=kwargs)
     return AsyncEnvironment(
         recipe,
         blueprint(recipe.build(), recipe),
         seeds=list(range(num_envs)),
-        max_restarts=max_restarts,
+        limits=Limits(max_restarts, timeout_s, growth_mib),
         num_workers=num_workers,
-        worker_timeout_s=timeout_s,
     )
 
 
@@ -183,6 +188,21 @@ def test_a_hanging_worker_is_replaced() -> None:
     assert column(rows, "is_last") == [0, 0, 1, 0]
     assert "did not answer for 1 s" in environment.drain_events()[0]
     environment.close()
+
+
+def test_a_worker_that_keeps_memory_is_replaced_in_mid_episode_and_no_row_tells() -> None:
+    """16 MiB per step, 64 allowed: every row is that of an environment that leaks nothing, and no episode is cut."""
+    settings: dict[str, Any] = {"num_workers": 1, "max_restarts": 0, "length": 1000}
+    plain = make_async(2, **settings)
+    leaking = make_async(2, **settings, slow_s=0.02, growth_mib=64.0, leak_mib=8)
+    expected, found = play(plain, steps=30, seed=0), play(leaking, steps=30, seed=0)
+    assert tree.equal(as_tree(expected), as_tree(found))
+    events = leaking.drain_events()
+    assert 1 <= len(events) <= 6
+    assert "The process of environments 0 to 1 grew by" in events[0] and events[0].endswith("stood (restart 1).")
+    assert plain.drain_events() == []
+    assert leaking.get_state()["cells"][0]["recent_restarts"] == 0
+    plain.close(), leaking.close()
 
 
 def test_workers_that_live_long_enough_may_die_again() -> None:

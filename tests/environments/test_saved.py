@@ -75,6 +75,27 @@ def test_a_file_that_describes_no_environment_is_named(plain: dict) -> None:
         from_plain({**whole, **plain} if plain else {}, place="run/environment.json")
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"type": "Box", "low": 0, "high": 1, "shape": [10**6, 10**6], "dtype": "uint8"},
+        {"type": "Box", "low": 0, "high": 10**400, "shape": [2], "dtype": "float32"},
+        {"type": "Box", "low": 0, "high": 1, "shape": [-1, 10**9], "dtype": "float32"},
+        {"type": "MultiBinary", "n": 10**13},
+        {"type": "MultiBinary", "n": [10**9, 10**9]},
+        {"type": "Discrete", "n": 10**18, "start": 0},
+        {"type": "MultiDiscrete", "nvec": [10**12, 2], "start": [0, 0], "dtype": "int64"},
+        {"type": "Dict", "spaces": [["a", {"type": "MultiBinary", "n": 10**13}]]},
+    ],
+    ids=str,
+)
+def test_a_space_of_a_size_that_no_environment_has_is_refused(space: dict) -> None:
+    whole = to_plain(make_blueprint(OBSERVATIONS["vector"], ACTIONS["box"]))
+    for name in ("observation_space", "action_space"):
+        with pytest.raises(RunError, match="run/environment.json does not describe an environment .*Remove it"):
+            from_plain({**whole, name: space}, place="run/environment.json")
+
+
 def test_a_batch_of_nested_choices_counts_from_zero() -> None:
     converter = ObservationConverter(OBSERVATIONS["grid"], env_id="Some-v0")
     batch = np.array([[[1, 3], [0, 4]], [[2, 1], [3, 0]]])  # two observations, counted from [[1, 1], [0, 0]]

@@ -125,6 +125,19 @@ def test_one_hot_flatten_select_and_rescale() -> None:
     assert env.reset()[0].tolist() == [9.0, -0.5]
 
 
+def test_discrete_values_as_bits_and_as_fractions() -> None:
+    space = spaces.Dict({"place": spaces.Discrete(5, start=1), "hand": spaces.MultiDiscrete([2, 9])})
+    settings = {"observations": [{"place": 4, "hand": np.array([1, 6])}], "space": space}
+    binary = wrapped({"id": "encode_discrete"}, **settings)
+    assert binary.reset()[0]["place"].tolist() == [0, 1, 1]
+    assert binary.reset()[0]["hand"].tolist() == [1, 0, 1, 1, 0]
+    assert binary.observation_space["hand"].shape == (5,)  # type: ignore[index]
+    scaled = wrapped({"id": "encode_discrete", "kind": "scaled"}, **settings).reset()[0]
+    assert scaled["place"].tolist() == [0.75] and scaled["hand"].tolist() == [1.0, 0.75]
+    one = wrapped({"id": "encode_discrete"}, observations=[0], space=spaces.Discrete(1))
+    assert one.reset()[0].tolist() == [0]
+
+
 def test_pixel_observation_alone_and_beside_the_state() -> None:
     for keep_state, keys in ((False, {"image"}), (True, {"image", "state"})):
         wrappers = [{"id": "pixel_observation", "height": 8, "width": 16, "keep_state": keep_state}]
@@ -151,7 +164,8 @@ def test_masks_that_are_not_there_are_refused_before_anything_runs(vectorization
 
 
 def test_an_environment_that_fails_when_asked_for_its_mask_is_left_to_the_run() -> None:
-    make_environment(id="rl_lab/Faulty-v0", kwargs={"raise_in_reset_at": 1}, action_masks=True).close()
+    settings = {"kwargs": {"raise_in_reset_at": 1}, "vectorization": "sync"}
+    make_environment(id="rl_lab/Faulty-v0", action_masks=True, **settings).close()
 
 
 def test_a_mask_of_the_wrong_length_is_refused() -> None:
@@ -178,11 +192,23 @@ def test_discretise_and_clip_actions() -> None:
     assert env.unwrapped.taken[0].tolist() == [-1.0, 4.0]  # type: ignore[attr-defined]
     pendulum = make_environment(id="Pendulum-v1", wrappers=[{"id": "discretise_actions", "bins": 5}])
     assert pendulum.spec.action.kind == "discrete" and pendulum.spec.action.sizes == (5,)
+    assert pendulum.spec.action.labels == ("torque -2", "torque -1", "torque 0", "torque 1", "torque 2")
     env = wrapped({"id": "clip_actions", "low": 0.0, "high": 2.0}, actions=box)
     assert env.action_space.low.tolist() == [0.0, 0.0] and env.action_space.high.tolist() == [1.0, 2.0]
     env.reset()
     env.step(np.array([-5.0, 5.0]))
     assert env.unwrapped.taken[0].tolist() == [0.0, 2.0]  # type: ignore[attr-defined]
+
+
+def test_normalise_actions() -> None:
+    box = spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 4.0]), dtype=np.float32)
+    env = wrapped({"id": "normalise_actions", "low": 0.0, "high": 1.0}, actions=box)
+    assert env.action_space.low.tolist() == [0, 0] and env.action_space.high.tolist() == [1, 1]
+    env.reset()
+    env.step(np.array([0.5, 0.25])), env.step(np.array([9.0, -9.0]))
+    assert [taken.tolist() for taken in env.unwrapped.taken] == [[0.0, 1.0], [1.0, 0.0]]  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="it needs finite bounds, this environment has Box"):
+        wrapped({"id": "normalise_actions"}, actions=spaces.Box(-np.inf, np.inf, (1,), np.float32))
 
 
 def test_sticky_actions_repeat_with_their_probability() -> None:
@@ -231,6 +257,8 @@ def test_wrong_wrappers_are_refused(wrappers: list[Any], message: str) -> None:
     [
         ("Pendulum-v1", {"id": "discretise_actions", "bins": 1}, "bins is 1 .* at least 2"),
         ("Pendulum-v1", {"id": "clip_actions", "low": 2, "high": 1}, "low=2 must be below high=1"),
+        ("Pendulum-v1", {"id": "normalise_actions", "low": 1}, "low=1 must be below high=1.0"),
+        ("Taxi-v4", {"id": "encode_discrete", "kind": "bynary"}, "kind is 'bynary'. Did you mean 'binary'"),
         ("Pendulum-v1", {"id": "action_mask"}, "'action_mask': it needs discrete actions"),
         ("MiniGrid-Empty-5x5-v0", {"id": "flatten"}, "cannot flatten"),
         ("rl_lab/Counter-v0", {"id": "pixel_observation"}, "needs an environment with the render mode rgb_array"),

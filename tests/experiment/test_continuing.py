@@ -30,11 +30,6 @@ CONSTANT = {
 CASES = {"ppo discrete, native": "ppo", "dqn with every switch, prioritised": "dqn"}
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def train(run_id: str, runs_dir: Path, *more: str, case: str = "ppo discrete, native", updates: int = 5) -> api.Run:
     experiment, overrides = overrides_of(case, updates=updates)
     words = [*overrides, *CONSTANT[CASES[case]], "logging.every_updates=3", *more]
@@ -67,6 +62,69 @@ def test_a_finished_run_that_goes_on_equals_one_that_was_longer_from_the_start(c
     assert (event["event"], event["changes"], event["counts"]["agent_steps"]) == ("continued", LONGER, ended_at)
     assert f"continued at {ended_at:,} agent steps" in (run.path / "report.md").read_text()
     assert run.config["training"]["phases"][0]["duration_updates"] == 8
+
+
+@pytest.mark.parametrize("updates", [5, 6, 8])
+def test_a_run_that_ended_between_the_passes_of_a_cycle_goes_on_there(updates: int, tmp_path: Path) -> None:
+    """Three passes a cycle: a longer run makes those that are still owed before it collects again."""
+    settings = {"case": "dqn with every switch, prioritised"}
+    ratio = "training.phases.train.updates_per_step=0.09375"  # of 4 environments and 8 rows: 3 passes
+    more = (ratio, "buffers.replay.minimum_rows=32", "evaluation.every_updates=2")
+    whole = train("whole", tmp_path, *more, **settings, updates=11)
+    run = train("run", tmp_path, *more, **settings, updates=updates)
+    for longer in (updates + 1, 11):  # goes on twice, the first time by one pass
+        api.resume("run", runs_dir=tmp_path, quiet=True, training__phases__train__duration_updates=longer)
+    assert_as_if_longer(run, whole)
+
+
+def stop_at(updates: int) -> Any:
+    return lambda moment: moment.get("updates", 0) < updates
+
+
+@pytest.mark.parametrize("callback", ["on_row", "on_evaluation", "on_checkpoint"])
+def test_a_run_that_a_callback_stopped_goes_on(callback: str, tmp_path: Path) -> None:
+    whole = train("whole", tmp_path, updates=8)
+    experiment, overrides = overrides_of("ppo discrete, native", updates=8)
+    words = [*overrides, *CONSTANT["ppo"], "logging.every_updates=3"]
+    settings: dict[str, Any] = {"overrides": words, "run_id": "run", "runs_dir": tmp_path, "quiet": True}
+    run = api.train(experiment, **settings, **{callback: stop_at(4)})
+    assert run.status["state"] == "stopped" and run.status["counts"]["updates"] < 8
+    api.resume(run, quiet=True)
+    assert run.status["state"] == "finished"
+    assert_as_if_longer(run, whole)
+    (event,) = lineage_of(run.directory.read_manifest())
+    assert event["event"] == "continued"
+    assert sentences(run.directory.read_manifest())[0].endswith(f"after it was stopped: {callback} asked for it")
+
+
+def test_a_pruned_run_goes_on(tmp_path: Path) -> None:
+    from rl_lab.config.compose import compose
+    from rl_lab.experiment.session import start_run
+
+    whole = train("whole", tmp_path, updates=8)
+    experiment, overrides = overrides_of("ppo discrete, native", updates=8)
+    words = [*overrides, *CONSTANT["ppo"], "logging.every_updates=3"]
+
+    def prune(row: dict[str, Any]) -> str | None:
+        return "it is the worst" if row["updates"] >= 3 else None
+
+    run = api.Run(
+        start_run(compose(experiment, words), overrides=words, run_id="run", runs_dir=tmp_path, quiet=True, prune=prune)
+    )
+    assert run.status["state"] == "pruned" and run.status["counts"]["updates"] < 8
+    api.resume("run", runs_dir=tmp_path, quiet=True)
+    assert run.status["state"] == "finished"
+    assert_as_if_longer(run, whole)
+
+
+def test_a_run_that_was_cut_short_for_debugging_says_so(tmp_path: Path) -> None:
+    run = train("run", tmp_path, "training.limit_cycles=2", updates=5)
+    sentence = r"training.limit_cycles is 2 \(preset=debug sets it\).*Add training.limit_cycles=null"
+    for words in ([], [LONGER]):
+        with pytest.raises((ConfigError, RunError), match=sentence):
+            api.resume(run, quiet=True, overrides=words)
+    api.resume(run, quiet=True, overrides=["training.limit_cycles=null"])
+    assert run.status["counts"]["updates"] == 5
 
 
 def test_a_run_that_a_rule_stopped_goes_on_without_it(tmp_path: Path) -> None:
@@ -175,10 +233,24 @@ def test_a_lineage_that_is_not_one_is_left_out() -> None:
     assert sentences(manifest)[1].endswith("resumed at 9 agent steps (from its beginning)")
 
 
-def test_a_manifest_that_continues_with_other_settings_is_refused(finished: api.Run, tmp_path: Path) -> None:
+CONTINUATIONS = [
+    ({"plugins": ["os"]}, "plugins is no duration and no stop rule"),
+    ("x", r"manifest.json, continuation 0 is damaged: 'continuations' is \"x\""),
+    (None, "continuation 0 is damaged: 'continuations' is null"),
+    ({"training.stop.a.b": 1}, "training.stop.a.b is no duration and no stop rule"),
+    ({"training.stop.a": 1}, "training.stop.a is not a setting of StopBlock"),
+    ({"training.phases.nobody.duration_steps": 1}, "there is no phase 'nobody'"),
+    ({"training.phases.train.duration_updates": "x"}, "duration_updates is 'x'"),
+    ({"training.phases.train.duration_updates": {"a": []}}, "duration_updates is {'a'"),
+    ({"training.limit_cycles": []}, "training.limit_cycles is"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), CONTINUATIONS, ids=[str(changes) for changes, _ in CONTINUATIONS])
+def test_a_continuation_that_is_none_is_refused(changes: Any, sentence: str, finished: api.Run, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, run_id="odd", name="odd", seed=0, files={"config.yaml": ""})
-    manifest = finished.directory.read_manifest() | {"continuations": [{"plugins": ["os"]}]}
-    run.manifest_path.write_text(json.dumps(manifest))
+    run.manifest_path.write_text(json.dumps(finished.directory.read_manifest() | {"continuations": [changes]}))
     run.config_path.write_text(finished.directory.read_config_text())
-    with pytest.raises(ConfigError, match="plugins is no duration and no stop rule"):
-        api.load(run.path)
+    with pytest.raises((ConfigError, RunError), match=sentence):
+        api.resume(run.path, quiet=True)
+    assert main(["show", "odd", "--runs-dir", str(tmp_path)]) in (0, 1, 2)

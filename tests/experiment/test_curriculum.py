@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from rl_lab.buffers.episodes import EpisodeBuffer
 from rl_lab.buffers.replay import ReplayBuffer
 from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.config.compose import compose
+from rl_lab.experiment import session
 from rl_lab.experiment.build import build, check
 from rl_lab.experiment.trust import foreign_packages
 from rl_lab.runs.checkpoint import CheckpointStore
@@ -42,11 +44,6 @@ HARD: dict[str, dict[str, Any]] = {  # what the second phase sets, besides envir
     "dqn with every switch, prioritised": {"algorithm": {"epsilon": 0.5, "target_every": 2, "discount": 0.9}},
     "reinforce": {},
 }
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def curriculum(case: str = "ppo discrete, sync", **more: Any) -> dict[str, Any]:
@@ -221,7 +218,14 @@ def test_a_phase_that_collects_nothing_sets_no_environment() -> None:
 # --- parts of another run ---
 
 
-def tiny(run_id: str, runs_dir: Path, *, phases: list[dict[str, Any]], overrides: tuple[str, ...] = ()) -> api.Run:
+def tiny(
+    run_id: str,
+    runs_dir: Path,
+    *,
+    phases: list[dict[str, Any]],
+    overrides: tuple[str, ...] = (),
+    resume_existing: bool = False,
+) -> api.Run:
     """A training of a config with these phases."""
     from rl_lab.experiment import session
 
@@ -229,7 +233,7 @@ def tiny(run_id: str, runs_dir: Path, *, phases: list[dict[str, Any]], overrides
     config = compose(experiment, [*COMMON, *own, "components.encoder.hidden_sizes=[8]", *overrides])
     block = {key: value for key, value in config["training"]["phases"][-1].items() if "duration" not in key}
     config["training"]["phases"] = [{**block, "duration_cycles": 2, **phase} for phase in phases]
-    trained = session.train(config, (), runs_dir=runs_dir, run_id=run_id, resume_existing=False, quiet=True)
+    trained = session.train(config, (), runs_dir=runs_dir, run_id=run_id, resume_existing=resume_existing, quiet=True)
     return api.Run(trained)
 
 
@@ -251,6 +255,22 @@ def test_weights_loaded_from_another_run_equal_that_runs(donor: api.Run) -> None
     assert "components.encoder, controllers.actor of donor" in (run.path / "report.md").read_text()
     pinned = run.config["training"]["phases"][1]["load"]
     assert pinned["from"] == str(donor.path) and pinned["checkpoint"] == theirs.path.name
+
+
+def test_the_same_command_with_resume_goes_on_although_its_source_is_pinned(donor: api.Run, tmp_path: Path) -> None:
+    """The run's config names one checkpoint of one directory; the command still says `don` or `@last`."""
+    shutil.copytree(donor.path, tmp_path / "donor", symlinks=True)
+    load = {"from": "@last", "parts": ["encoder"]}
+    asked = [{"name": "own"}, {"name": "taken", "load": load, "duration_cycles": 4}]
+    run = tiny("heir", tmp_path, phases=asked)
+    run.directory.write_status("interrupted")  # as if it had been, before its report
+    again = tiny("heir", tmp_path, phases=asked, resume_existing=True)  # @last is the run itself by now
+    assert again.status["state"] == "finished"
+    named = [{"name": "own"}, {**asked[1], "load": {**load, "from": "donor", "checkpoint": "latest"}}]
+    tiny("heir", tmp_path, phases=named, resume_existing=True)  # other words for the same checkpoint
+    for other in ({**load, "parts": ["actor"]}, {**load, "from": "heir"}, {**load, "from": "gone"}):
+        with pytest.raises(ConfigError, match=r"training.phases.1.load.(parts.0|from): .* asked for"):
+            tiny("heir", tmp_path, phases=[asked[0], {**asked[1], "load": other}], resume_existing=True)
 
 
 LOADS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
@@ -320,7 +340,7 @@ def killed_around_the_change(config: dict[str, Any], folder: Path, *, chance: ra
         time.sleep(chance.random() * 0.03)
         process.send_signal(signal.SIGKILL)
         killed += process.wait() == -signal.SIGKILL
-    subprocess.run(command, env=environment, check=True)
+    session.train(config, (), runs_dir=folder, run_id="cut", resume_existing=True, quiet=True)
     return killed
 
 
@@ -347,10 +367,11 @@ def test_a_curriculum_killed_around_the_change_resumes_bit_for_bit(tmp_path: Pat
 def test_many_kills_around_the_change_resume_bit_for_bit(case: str, tmp_path: Path) -> None:
     config, killed = longer(curriculum(case)), 0
     in_pieces(config, tmp_path / "whole", ())
-    for seed in range(int(os.environ.get("RL_LAB_KILLS", "10"))):
+    seeds = int(os.environ.get("RL_LAB_KILLS", "10"))
+    for seed in range(seeds):
         killed += killed_around_the_change(config, tmp_path / str(seed), chance=random.Random(seed), kills=2)
         assert_same_run(tmp_path / str(seed) / "cut", tmp_path / "whole")
-    assert killed > 5, "most processes were killed while they trained"
+    assert killed > seeds, "most processes were killed while they trained"
 
 
 def test_reproducible_state_knows_which_environment_is_held(tmp_path: Path) -> None:

@@ -27,33 +27,32 @@ SMALL = ["components.encoder.hidden_sizes=[8]"]
 TINY_STRIDED = [word for word in TINY_OLDER_DREAMER if not word.startswith(("buffers", "training", "environment"))]
 
 # name -> experiment, overrides, formats
-GROUPS: dict[str, dict[str, tuple[str, list[str], str]]] = {
-    "on_policy": {
-        "discrete": ("ppo_cartpole", SMALL, "pt2 onnx"),
-        "continuous": ("ppo_pendulum", SMALL, "pt2 onnx"),
-        "recurrent": ("ppo_recall", [*SMALL, "components.memory.hidden_size=8"], "pt2 onnx"),
-        "images": ("rl_lab/PixelCatch-v0:ppo", ["components.encoder.image_features=8"], "pt2 onnx"),
-        "reinforce": ("reinforce_cartpole", SMALL, "pt2 onnx"),
-    },
-    "others": {  # one process for all of them: it takes longer to import torch than to act
-        "dqn": ("dqn_cartpole_rainbow", [], "pt2 onnx"),
-        "sac": ("sac_pendulum", [], "pt2 onnx"),
-        "dreamer": ("dreamer_v3_cartpole", TINY_PARTS, "pt2 onnx"),
-        "expected": ("dqn_cartpole", ["q_values=expected"], "pt2"),
-        "quantile": ("dqn_cartpole", ["q_values=quantile", "components.q_values.dueling=true"], "pt2"),
-        "sac_discrete": ("sac_cartpole", [], "pt2"),
-        "table": ("q_learning_frozenlake", [], "pt2"),
-        "squashed": ("ppo_pendulum", ["controllers.actor.squashed=true", "controllers.actor.std=state"], "pt2"),
-        "lstm": ("ppo_recall", ["memory=lstm"], "pt2"),
-        "multi_discrete": ("rl_lab/MultiTarget-v0:ppo", [], "pt2"),
-        "masked_dictionary": ("rl_lab/MaskedChain-v0:ppo", [], "pt2"),
-    },
+Cases = dict[str, tuple[str, list[str], str]]
+FAST: Cases = {  # one process for all of them: it takes longer to import torch than to act
+    "discrete": ("ppo_cartpole", SMALL, "pt2 onnx"),
+    "continuous": ("ppo_pendulum", SMALL, "pt2"),
+    "recurrent": ("ppo_recall", [*SMALL, "components.memory.hidden_size=8"], "pt2 onnx"),
+    "images": ("rl_lab/PixelCatch-v0:ppo", ["components.encoder.image_features=8"], "pt2"),
+    "masked_dictionary": ("rl_lab/MaskedChain-v0:ppo", [], "pt2"),
+    "reinforce": ("reinforce_cartpole", SMALL, "pt2"),
+    "dqn": ("dqn_cartpole_rainbow", [], "pt2"),
+    "sac": ("sac_pendulum", [], "pt2"),
+    "table": ("q_learning_frozenlake", [], "pt2"),
+    "dreamer": ("dreamer_v3_cartpole", TINY_PARTS, "pt2"),
 }
-SLOW: dict[str, dict[str, tuple[str, list[str], str]]] = {
+OTHERS: Cases = {
+    "expected": ("dqn_cartpole", ["q_values=expected"], "pt2 onnx"),
+    "quantile": ("dqn_cartpole", ["q_values=quantile", "components.q_values.dueling=true"], "pt2 onnx"),
+    "sac_discrete": ("sac_cartpole", [], "pt2 onnx"),
+    "squashed": ("ppo_pendulum", ["controllers.actor.squashed=true", "controllers.actor.std=state"], "pt2 onnx"),
+    "lstm": ("ppo_recall", ["memory=lstm"], "pt2 onnx"),
+    "multi_discrete": ("rl_lab/MultiTarget-v0:ppo", [], "pt2 onnx"),
+}
+SLOW: dict[str, Cases] = {
+    "others": OTHERS,
     "other_formats": {
         name: (experiment, overrides, "onnx")
-        for cases in GROUPS.values()
-        for name, (experiment, overrides, formats) in cases.items()
+        for name, (experiment, overrides, formats) in FAST.items()
         if formats == "pt2"
     },
     "images": {
@@ -68,16 +67,14 @@ SLOW: dict[str, dict[str, tuple[str, list[str], str]]] = {
     },
 }
 CASES = [
-    *(pytest.param(cases, id=name) for name, cases in GROUPS.items()),
+    pytest.param(FAST, id="one of each"),
     *(pytest.param(cases, id=name, marks=pytest.mark.slow) for name, cases in SLOW.items()),
 ]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cases", CASES)
-def test_a_file_acts_as_the_policy_does_where_rl_lab_cannot_be_imported(
-    cases: dict[str, tuple[str, list[str], str]], tmp_path: Path
-) -> None:
+def test_a_file_acts_as_the_policy_does_where_rl_lab_cannot_be_imported(cases: Cases, tmp_path: Path) -> None:
     expected: dict[Path, dict[str, np.ndarray]] = {}
     for name, (experiment, overrides, formats) in cases.items():
         policy = untrained(experiment, overrides)

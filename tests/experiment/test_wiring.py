@@ -344,6 +344,7 @@ def test_a_setting_that_compiles_nothing_is_remarked(config: dict[str, Any], mon
     said: list[tuple[str, str]] = []
     monkeypatch.setattr(wiring.MetricLogger, "message", lambda _, text, level="info": said.append((level, text)))
     config["runtime"]["compile"] = True
+    config["debug"]["check_finite"] = False  # which compiles nothing itself
     check(config)
     assert said == [("warning", "runtime.compile is true, but PPO names no methods to compile: nothing is.")]
 

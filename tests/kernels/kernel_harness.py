@@ -9,7 +9,7 @@ with all parameters, must be as it was before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,7 +110,7 @@ def run(call: Call, *, plain: bool, seed: int) -> tuple[list[Tensor], list[Tenso
         known = getattr(output, "gradients", None)
         assert known is None or not plain, "the formula itself leaves its gradients to autograd"
         results = list(tensors_in(output if known is None else replace(output, gradients=None)))
-        gradients = _gradients(call, results) if known is None else _known_gradients(call, results, known)
+        gradients = _gradients(call, results) if known is None else _known_gradients(call, results, output)
     for tensor, old in zip(call.everything(), before, strict=True):
         assert torch.equal(tensor.nan_to_num(), old.nan_to_num()), "an input or a parameter was changed"
     return [result.detach() for result in results], gradients, torch.get_rng_state()
@@ -126,12 +126,37 @@ def _gradients(call: Call, results: Sequence[Tensor]) -> list[Tensor | None]:
     return list(torch.autograd.grad(differentiable, learning, weights, allow_unused=True))
 
 
-def _known_gradients(call: Call, results: Sequence[Tensor], known: Any) -> list[Tensor | None]:
-    """Those a loss brings with it, times the weight that its one term has in `_gradients`."""
+def _known_gradients(call: Call, results: Sequence[Tensor], output: Any) -> list[Tensor | None]:
+    """Those a loss brings with it, of the sum of its terms with the weights that they have in `_gradients`."""
     assert not any(result.requires_grad for result in results), "a loss with known gradients has no graph"
-    weight = torch.randn((), generator=torch.Generator().manual_seed(7))
-    by_parameter = {id(parameter): gradient * weight for parameter, gradient in known}
+    generator = torch.Generator().manual_seed(7)
+    scales = {name: float(torch.randn((), generator=generator)) for name in output.terms}
+    known = output.gradients(scales)
+    by_parameter = {id(each): gradient for each, gradient in zip(known.parameters, known.values, strict=True)}
+    if known.joined is not None:
+        assert torch.equal(known.joined.nan_to_num(), torch.cat([v.flatten() for v in known.values]).nan_to_num())
     return [by_parameter.get(id(parameter)) for parameter in call.learning()]
+
+
+class _Trusted:
+    """Stands for what a fast path was read from, and holds while it is told to."""
+
+    def __init__(self) -> None:
+        self.holds = True
+
+    def still_holds(self) -> bool:
+        return self.holds
+
+
+@contextmanager
+def trusted_formulas() -> Iterator[None]:
+    """Inside, fast paths are used although a test has replaced a formula, such as a draw, on both sides alike."""
+    trusted, look_up = _Trusted(), door._look_up
+    door._look_up = lambda name, plain: (door.find(name), trusted)  # type: ignore[assignment,return-value]
+    try:
+        yield
+    finally:
+        door._look_up, trusted.holds = look_up, False
 
 
 def check(

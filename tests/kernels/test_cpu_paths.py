@@ -25,11 +25,12 @@ from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import ActionSpec, ArraySpec, TimeStep
 from rl_lab.workflows.dqn import DQN
-from rl_lab.workflows.ppo import ppo_loss
+from rl_lab.workflows.ppo import PPO, ppo_loss
 from rl_lab.workflows.sac import SAC
 
 CPU = "rl_lab.kernels.cpu_mlp:"
 LOSSES = "rl_lab.kernels.cpu_losses:"
+PPO_LOSSES = "rl_lab.kernels.cpu_ppo:"
 CONTINUOUS = ActionSpec("continuous", (3,))
 DISCRETE = ActionSpec("discrete", (4,))
 
@@ -64,16 +65,41 @@ def ensemble(inputs: Inputs) -> Call:
 def ppo(inputs: Inputs) -> Call:
     parts = {"input_size": 5, "hidden_sizes": (8, 8)}
     actor, critic = seeded(lambda: (Actor(action=DISCRETE, output_gain=1.0, **parts), Critic(**parts)))
-    sample = {
+    features = inputs.normal(5, requires_grad=True)
+    args = (actor, critic, features, ppo_sample(inputs))
+    return Call(ppo_loss, args, {"clip_range": 0.1}, modules=[actor, critic], leaves=[features])
+
+
+def ppo_sample(inputs: Inputs) -> dict[str, Tensor]:
+    return {
         "action": inputs.integers(4),
         "log_prob": -1.4 + 0.3 * inputs.uniform(),
         "advantage": inputs.normal(),
         "return": inputs.normal(),
         "value": inputs.normal(),
     }
-    features = inputs.normal(5, requires_grad=True)
-    keywords = {"clip_range": 0.1}
-    return Call(ppo_loss, (actor, critic, features, sample), keywords, modules=[actor, critic], leaves=[features])
+
+
+def ppo_step(*, normalizer: str = "off", hidden_sizes: tuple[int, ...] = (), **keywords: Any):
+    def make(inputs: Inputs) -> Call:
+        spec = {"vector": ArraySpec((5,), "float32")}
+        workflow = PPO(loss_scales={"policy": 1.0, "value": 0.5, "entropy": 0.01})
+        parts = {"input_size": 5, "hidden_sizes": (8, 8)}
+        workflow.encoder = seeded(lambda: ObservationEncoder(observation=spec, hidden_sizes=hidden_sizes))
+        parts["input_size"] = workflow.encoder.output_size
+        workflow.actor, workflow.critic = seeded(
+            lambda: (Actor(action=DISCRETE, output_gain=1.0, **parts), Critic(**parts))
+        )
+        workflow.observation_normalizer = ObservationNormalizer(observation=spec, mode=normalizer)
+        workflow.memory = workflow.critic_encoder = None
+        modules = [workflow.encoder, workflow.actor, workflow.critic]
+        workflow.optimizer = Optimizer(parameters=modules)
+        sample = {"vector": inputs.normal(5), **ppo_sample(inputs)}
+        return Call(
+            workflow.loss, (sample,), {"clip_range": 0.1, "value_clip_range": None, **keywords}, modules=modules
+        )
+
+    return make
 
 
 def dqn(
@@ -115,16 +141,20 @@ def dqn(
     return make
 
 
+def acting(workflow: Any, inputs: Inputs, *, mode: str, mask: bool, modules: list[nn.Module]) -> Call:
+    observation = {"vector": inputs.normal(5)}
+    if mask:
+        observation["action_mask"] = torch.ones(inputs.rows, 4, dtype=torch.bool)
+    flags = [torch.zeros(inputs.rows, dtype=torch.bool)] * 3
+    time_step = TimeStep(observation, inputs.normal(), *flags)
+    return Call(torch.no_grad()(workflow.act), (time_step, None), {"mode": mode}, modules=modules)
+
+
 def dqn_act(*, mode: str = "train", mask: bool = False, **settings: Any) -> Callable[[Inputs], Call]:
     def make(inputs: Inputs) -> Call:
         workflow = dqn(**settings)(inputs).formula.__self__  # type: ignore[attr-defined]
         workflow._acting_epsilon = 0.5
-        observation = {"vector": inputs.normal(5)}
-        if mask:
-            observation["action_mask"] = torch.ones(inputs.rows, 4, dtype=torch.bool)
-        flags = [torch.zeros(inputs.rows, dtype=torch.bool)] * 3
-        time_step = TimeStep(observation, inputs.normal(), *flags)
-        return Call(torch.no_grad()(workflow.act), (time_step, None), {"mode": mode}, modules=[workflow.network])
+        return acting(workflow, inputs, mode=mode, mask=mask, modules=[workflow.network])
 
     return make
 
@@ -220,7 +250,9 @@ CASES: dict[str, tuple[str, Callable[[Inputs], Call], int]] = {  # path, call, f
     "tanh, last layer active, input learns": (f"{CPU}MLP_FORWARD", mlp("tanh", None, with_input=True), 64),
     "relu": (f"{CPU}MLP_FORWARD", mlp("relu", 1, with_input=True), 64),
     "ensemble": (f"{CPU}ENSEMBLE_FORWARD", ensemble, 64),
-    "ppo": (f"{LOSSES}PPO_LOSS", ppo, 64),
+    "ppo": (f"{PPO_LOSSES}PPO_LOSS", ppo, 64),
+    "ppo step": (f"{PPO_LOSSES}PPO_STEP_LOSS", ppo_step(), 64),
+    "ppo step, normalised": (f"{PPO_LOSSES}PPO_STEP_LOSS", ppo_step(normalizer="rolling", with_metrics=False), 64),
     "dqn": (f"{LOSSES}DQN_LOSS", dqn(), 64),
     "dqn, single, squared": (f"{LOSSES}DQN_LOSS", dqn(double=False, huber=None), 64),
     "dqn, dueling, weighted, 3 steps": (f"{LOSSES}DQN_LOSS", dqn(dueling=True, weighted=True, n_step=3), 64),
@@ -261,7 +293,7 @@ def test_frozen_networks_get_no_gradient() -> None:
         call.args[1].requires_grad_(False)
         return call
 
-    check(f"{LOSSES}PPO_LOSS", frozen, Variant())
+    check(f"{PPO_LOSSES}PPO_LOSS", frozen, Variant())
 
 
 @pytest.mark.parametrize(
@@ -278,7 +310,7 @@ def test_what_the_fast_ppo_loss_does_not_know_runs_as_it_is_written(change: Call
         change(call.args[3], call.keywords)
         return call
 
-    check(f"{LOSSES}PPO_LOSS", other, Variant(), is_used=False)
+    check(f"{PPO_LOSSES}PPO_LOSS", other, Variant(), is_used=False)
 
 
 @pytest.mark.parametrize(
@@ -303,10 +335,6 @@ def test_targets_of_a_drawn_subset_and_masked_entropies_run_as_they_are_written(
 
 
 def test_sac_that_takes_its_steps_otherwise_gets_a_graph() -> None:
-    class OwnOptimizer(Optimizer):
-        def apply(self, loss: Tensor) -> Any:  # type: ignore[override]
-            return super().apply(2.0 * loss)
-
     class OwnSteps(SAC):
         def improve_policy(self, *inputs: Any) -> Any:
             return super().improve_policy(*inputs)
@@ -329,6 +357,10 @@ def test_sac_that_takes_its_steps_otherwise_gets_a_graph() -> None:
 
 def test_the_fast_dqn_loss_does_not_know_normalised_observations() -> None:
     check(f"{LOSSES}DQN_LOSS", dqn(normalizer="rolling"), Variant(), is_used=False)
+
+
+def test_where_the_encoder_of_ppo_learns_too_its_loss_leaves_a_graph() -> None:
+    check(f"{PPO_LOSSES}PPO_STEP_LOSS", ppo_step(hidden_sizes=(8,)), Variant(), is_used=False)
 
 
 @pytest.mark.parametrize("other", [{"mode": "eval"}, {"mask": True}, {"normalizer": "rolling"}], ids=str)
@@ -381,6 +413,58 @@ def _tripled(layer: nn.Linear, features: Tensor) -> Tensor:
     return 3.0 * nn.Linear.forward(layer, features)
 
 
+def _doubled(formula: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **keywords: tuple(2.0 * each for each in formula(*args, **keywords))
+
+
+@pytest.mark.parametrize(
+    ("case", "owner", "name", "replacement"),
+    [
+        ("dqn", QValues, "loss", _doubled(QValues.loss)),
+        ("ppo step", Critic, "forward", lambda critic, features: critic.network(features).squeeze(-1) * 2.0),
+        ("sac critic", TwinCritic, "forward", lambda critic, *inputs: 2.0 * critic.networks(*inputs).squeeze(-1)),
+        ("tanh", nn.Linear, "forward", lambda layer, features: 2.0 * features @ layer.weight.t() + layer.bias),
+    ],
+)
+def test_a_method_replaced_on_its_class_after_the_first_use_is_what_runs(
+    case: str, owner: type, name: str, replacement: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook does it: `QValues.loss = ...`."""
+    path, make, _ = CASES[case]
+    check(path, make, Variant())
+    monkeypatch.setattr(owner, name, replacement)
+    check(path, make, Variant(), is_used=False)
+    monkeypatch.undo()
+    check(path, make, Variant())
+
+
+def test_a_method_given_to_a_subclass_after_its_first_use_is_what_runs() -> None:
+    class Mine(Critic):
+        pass
+
+    def mine(inputs: Inputs) -> Call:
+        call = ppo(inputs)
+        call.args[1].__class__ = Mine
+        return call
+
+    check(f"{PPO_LOSSES}PPO_LOSS", mine, Variant())
+    Mine.forward = lambda self, features: 2.0 * Critic.forward(self, features)  # type: ignore[method-assign]
+    check(f"{PPO_LOSSES}PPO_LOSS", mine, Variant(), is_used=False)
+
+
+@pytest.mark.parametrize("name", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("case", ["ppo step", "dqn", "sac critic", "sac policy", "sac temperature"])
+def test_a_hook_for_the_gradient_of_a_parameter_is_respected(case: str, name: str) -> None:
+    """`weight.register_hook(...)` after the first use: gradients that a loss brings with it would pass it by."""
+    path, make, _ = CASES[case]
+    call = make(Inputs(Variant(), 0))
+    check(path, lambda inputs: call, Variant())
+    handle = getattr(call.learning()[0], name)(lambda gradient: None)
+    check(path, lambda inputs: call, Variant(), is_used=False)
+    handle.remove()
+    check(path, lambda inputs: call, Variant())
+
+
 def test_hooks_and_other_activations_are_respected() -> None:
     network = MLP(input_size=5, hidden_sizes=(8,), output_size=2)
     features, seen = torch.randn(64, 5), []
@@ -406,31 +490,40 @@ def test_a_subclass_that_changes_a_part_of_the_formula_is_not_replaced() -> None
         call.args[1].__class__ = Doubled
         return call
 
-    check(f"{LOSSES}PPO_LOSS", doubled, Variant(), is_used=False)
+    check(f"{PPO_LOSSES}PPO_LOSS", doubled, Variant(), is_used=False)
 
 
-def test_a_workflow_that_takes_its_steps_otherwise_gets_a_graph() -> None:
-    """The fast loss of DQN has none: who overrides what hands its gradients on must see the formula."""
+class RegularisedDQN(DQN):
+    def learn(self, batch: dict[str, Tensor], numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+        return super().learn(batch, numbers)
 
-    class Regularised(DQN):
-        def learn(self, batch: dict[str, Tensor], numbers: dict[str, Tensor]) -> dict[str, Tensor]:
-            return super().learn(batch, numbers)
 
-    class OwnOptimizer(Optimizer):
-        def apply(self, loss: Tensor) -> Any:  # type: ignore[override]
-            return super().apply(2.0 * loss)
+class RegularisedPPO(PPO):
+    def loss(self, *args: Any, **keywords: Any) -> Any:
+        return super().loss(*args, **keywords)
 
-    def other(part: str, kind: type) -> Callable[[Inputs], Call]:
-        def make(inputs: Inputs) -> Call:
-            call = dqn()(inputs)
-            workflow = call.formula.__self__  # type: ignore[attr-defined]
-            (workflow if part == "workflow" else workflow.optimizer).__class__ = kind
-            return call
 
-        return make
+class OwnOptimizer(Optimizer):
+    def apply(self, loss: Tensor) -> Any:  # type: ignore[override]
+        return super().apply(2.0 * loss)
 
-    check(f"{LOSSES}DQN_LOSS", other("workflow", Regularised), Variant(), is_used=False)
-    check(f"{LOSSES}DQN_LOSS", other("optimizer", OwnOptimizer), Variant(), is_used=False)
+
+@pytest.mark.parametrize(("case", "kind"), [("dqn", RegularisedDQN), ("ppo step", RegularisedPPO)])
+@pytest.mark.parametrize("part", ["workflow", "optimizer"])
+def test_a_workflow_that_takes_its_steps_otherwise_gets_a_graph(case: str, kind: type, part: str) -> None:
+    """Fast losses that bring gradients have none: who overrides what hands them on must see the formula."""
+    name, make, _ = CASES[case]
+
+    def other(inputs: Inputs) -> Call:
+        call = make(inputs)
+        workflow = call.formula.__self__  # type: ignore[attr-defined]
+        if part == "workflow":
+            workflow.__class__ = kind
+        else:
+            workflow.optimizer.__class__ = OwnOptimizer
+        return Call(workflow.loss, call.args, call.keywords, modules=call.modules)
+
+    check(name, other, Variant(), is_used=False)
 
 
 def test_moved_and_replaced_parameters_are_found() -> None:
@@ -474,7 +567,7 @@ def test_a_replaced_layer_is_the_one_that_runs_and_learns(place: str) -> None:
                 network.hidden[0] = nn.Linear(5, 8)
         return call
 
-    check(f"{LOSSES}PPO_LOSS", replaced, Variant())
+    check(f"{PPO_LOSSES}PPO_LOSS", replaced, Variant())
 
 
 def test_other_activations_and_parameters_of_an_ensemble_are_noticed() -> None:
@@ -505,7 +598,7 @@ def test_what_was_changed_on_an_instance_runs_as_it_is(change: Callable[[Any], A
         change(call.args[0])
         return call
 
-    check(f"{LOSSES}PPO_LOSS", changed, Variant(), is_used=False)
+    check(f"{PPO_LOSSES}PPO_LOSS", changed, Variant(), is_used=False)
 
 
 def test_gradients_that_only_the_formula_knows_are_not_lost() -> None:

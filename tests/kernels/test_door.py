@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from torch import nn
 
 from rl_lab.kernels import door
 
@@ -110,6 +113,56 @@ def test_an_edited_formula_runs_as_it_is_written(
     door.listen(lambda sentence, level: late.append(sentence))
     assert sentence in late  # whoever listens later hears it, too
     door._door.edited.clear()
+
+
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+REPLACED: dict[str, Callable[[ModuleType, pytest.MonkeyPatch], Any]] = {
+    "a constant": lambda module, patch: patch.setattr(module, "HALF", 0.25),
+    "a function that the formula calls": lambda module, patch: patch.setattr(module, "helper", lambda x: x + 2),
+    "the code of a function": lambda module, patch: patch.setattr(module.helper, "__code__", (lambda x: 7).__code__),
+    "a function, by a wrapper of it": lambda module, patch: patch.setattr(module, "helper", _wrapped(module.helper)),
+    "another formula": lambda module, patch: patch.setattr(module.Loss, "size", property(lambda self: 1.0)),
+    "another formula, by an object": lambda module, patch: patch.setattr(module.Loss, "size", 3),
+    "a layer of torch": lambda module, patch: patch.setattr(nn.Linear, "forward", lambda self, x: 2.0 * x),
+    "a hook for all modules": lambda module, patch: patch.setitem(nn.modules.module._global_forward_hooks, 0, print),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_what_is_replaced_while_a_program_runs_is_seen_and_so_is_its_return(
+    what: str, recorded: ModuleType, monkeypatch: pytest.MonkeyPatch, heard: list
+) -> None:
+    loss = recorded.Loss()
+    assert loss(3) == ("fast", 6)
+    with monkeypatch.context() as patch:
+        REPLACED[what](recorded, patch)
+        assert not isinstance(loss(3), tuple) and not isinstance(loss(4), tuple)
+        assert [level for level, _ in heard] == ["detail", "warning"] and "plain_fast:DOUBLE" in heard[-1][1]
+        assert not door.in_use()
+    assert loss(3) == ("fast", 6) and "plain_fast:DOUBLE" in door.in_use()
+
+
+def test_looking_whether_something_was_replaced_does_not_read_sources_again(
+    recorded: ModuleType, monkeypatch: pytest.MonkeyPatch, heard: list
+) -> None:
+    loss = recorded.Loss()
+    loss(3)
+    monkeypatch.setattr(door, "_gather", None)
+    assert loss(3) == ("fast", 6)
+
+
+def test_what_every_path_was_read_from_holds() -> None:
+    for name in door.attached_paths():
+        plain = door._plain(door.find(door.find(name).formulas[0]))
+        found, read = door._look_up(name, plain)
+        assert found is not None and read.still_holds(), name
 
 
 def test_words_do_not_count_as_edits(

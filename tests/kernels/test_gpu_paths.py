@@ -25,16 +25,22 @@ from rl_lab.components.world_model.two_hot import TwoHot, symexp_bins
 from rl_lab.kernels import door, gpu
 from rl_lab.kernels.triton import elementwise, images
 from rl_lab.types import ActionSpec
-from tests.kernels.kernel_harness import Call, Inputs, Variant, check, run, tensors_in
+from tests.kernels.kernel_harness import Call, Inputs, Variant, check, run, tensors_in, trusted_formulas
 
 VARIANTS = [  # few rows: the interpreter is slow
     *(Variant(rows=rows) for rows in (1, 2, 3, 33)),
     *(Variant(rows=9, layout=layout) for layout in ("strided", "transposed")),
     *(Variant(rows=9, values=values) for values in ("saturated", "nan")),
 ]
-FEW_ROWS = [*(Variant(rows=rows) for rows in (1, 2)), Variant(rows=5, layout="strided")]
+ONE_ROW, TWO_ROWS, STRIDED = Variant(rows=1), Variant(rows=2), Variant(rows=5, layout="strided")
 CONTINUOUS, DISCRETE = ActionSpec("continuous", (2,)), ActionSpec("discrete", (3,))
 BINS = symexp_bins(255)
+
+
+def named(value: Any) -> str:
+    return str(getattr(value, "kind", value))
+
+
 PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "bf16"])
 
 
@@ -211,9 +217,10 @@ def whole_encoder(seed: int, *, plain: bool, low: bool) -> list[Tensor]:
 
 @PRECISIONS
 @pytest.mark.parametrize(
-    "variant", [Variant(rows=1), *(Variant(rows=2, layout=each) for each in ("strided", "transposed"))], ids=str
+    ("variant", "kernel"),
+    [(ONE_ROW, 5), (Variant(rows=2, layout="strided"), 3), (Variant(rows=2, layout="transposed"), 5)],
+    ids=str,
 )
-@pytest.mark.parametrize("kernel", [3, 5])
 def test_the_error_of_decoded_images(variant: Variant, kernel: int, precision: str) -> None:
     def make(inputs: Inputs) -> Call:
         parts = {"deter": 8, "stoch_size": 6, "units": 4, "blocks": 2}
@@ -261,8 +268,9 @@ def sequence_call(inputs: Inputs, *, action: ActionSpec = CONTINUOUS, length: in
     return Call(rssm.observe_sequence, [embedding, taken, is_first, start], modules=[rssm], leaves=leaves)
 
 
-@pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=lambda spec: spec.kind)
-@pytest.mark.parametrize("variant", FEW_ROWS, ids=str)
+@pytest.mark.parametrize(
+    ("variant", "action"), [(ONE_ROW, CONTINUOUS), (TWO_ROWS, DISCRETE), (STRIDED, CONTINUOUS)], ids=named
+)
 def test_a_sequence_with_resets(variant: Variant, action: ActionSpec) -> None:
     compare("OBSERVE_SEQUENCE", partial(sequence_call, action=action), variant, "fp32", tolerance=5e-5)
 
@@ -281,7 +289,8 @@ def test_a_sequence_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """With choices that no rounding tips, since one that does changes everything after it."""
     decided = torch.where(torch.rand(3, 3, 3, 4, generator=torch.Generator().manual_seed(3)) < 0.25, 1e-12, 1e12)
     monkeypatch.setattr(CategoricalLatent, "noise", lambda self, *leading, device: decided[: leading[0], : leading[1]])
-    compare("OBSERVE_SEQUENCE", sequence_call, Variant(rows=3), "bf16")
+    with trusted_formulas():
+        compare("OBSERVE_SEQUENCE", sequence_call, Variant(rows=3), "bf16")
 
 
 def test_other_models_run_as_they_are_written() -> None:
@@ -314,8 +323,9 @@ def test_a_state_that_learns_keeps_its_gradient() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=lambda spec: spec.kind)
-@pytest.mark.parametrize("variant", FEW_ROWS, ids=str)
+@pytest.mark.parametrize(
+    ("variant", "action"), [(ONE_ROW, CONTINUOUS), (TWO_ROWS, DISCRETE), (STRIDED, CONTINUOUS)], ids=named
+)
 def test_a_dream(variant: Variant, action: ActionSpec, deterministic: bool) -> None:
     def make(inputs: Inputs) -> Call:
         rssm = make_rssm(action)

@@ -111,6 +111,7 @@ def slow_experiment(monkeypatch: pytest.MonkeyPatch, collected: list[tuple[float
     return experiment
 
 
+@pytest.mark.parametrize("terminal", [60, 80, 200], indirect=True)
 def test_it_shows_every_activity_twice_a_second_while_no_row_is_written(
     terminal: PtyScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:

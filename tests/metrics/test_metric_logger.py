@@ -13,6 +13,7 @@ import torch
 
 from rl_lab.metrics import logger as logger_module
 from rl_lab.metrics.logger import MetricLogger
+from rl_lab.metrics.monitor import Monitor, Rule
 from rl_lab.metrics.writers import JsonlWriter, Row, Writer
 from rl_lab.types import ConfigError, Counts, RunError
 from rl_lab.utils.tree import equal, numpy_to_tensors
@@ -247,12 +248,22 @@ def test_a_name_without_a_known_prefix_is_always_refused() -> None:
         MetricLogger([], strict_names=False).add({"policy/entropy": 1.0})
 
 
-def test_a_metric_above_its_limit_warns_once_with_its_value() -> None:
-    writer = MemoryWriter()
-    logger = MetricLogger([writer])
+def test_what_the_monitor_finds_in_a_row_is_said_once_and_survives_a_resume() -> None:
+    rules = {"support": Rule(metric="train/clipped_target_fraction", above=0.01, tip="Widen the support.")}
+    writer, kept = MemoryWriter(), []
+    logger = MetricLogger([writer], monitor=Monitor(rules, keep=kept.append))
     for fraction in (0.005, 0.25, 0.5):
         logger.add({"train/clipped_target_fraction": fraction})
-        logger.write(Counts(), wall_s=0.0)
-    [(level, text)] = writer.messages
-    assert level == "warning" and text.startswith("train/clipped_target_fraction is 0.25. Categorical values (C51)")
-    assert "components.q_values.lowest" in text
+        logger.write(Counts(agent_steps=1200), wall_s=0.0)
+    said = "train/clipped_target_fraction is 0.25 at 1,200 agent steps, above 0.01. Widen the support."
+    assert writer.messages == [("warning", said)]
+    assert [alert["rule"] for alert in kept[-1]] == ["support"]
+    resumed = MetricLogger([writer], monitor=Monitor(rules))
+    resumed.set_state(logger.get_state())
+    resumed.add({"train/clipped_target_fraction": 0.5})
+    resumed.write(Counts(), wall_s=0.0)
+    assert len(writer.messages) == 1
+    resumed.restart()
+    resumed.add({"train/clipped_target_fraction": 0.5})
+    resumed.write(Counts(), wall_s=0.0)
+    assert len(writer.messages) == 2

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import math
 import os
-import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from rl_lab.metrics import writers
-from rl_lab.metrics.media import Distribution, Frames, encode, histogram
-from rl_lab.metrics.writers import JsonlWriter, Row, TensorBoardWriter, TextLogWriter, Writer, next_event_path
-from rl_lab.types import MissingExtraError, RunError
+from rl_lab.metrics.writers import JsonlWriter, Row, TextLogWriter, Writer
+from rl_lab.types import RunError
 
 
 def row(agent_steps: int, **metrics: float) -> Row:
@@ -145,95 +140,6 @@ def test_other_write_errors_are_named_too(tmp_path: Path, monkeypatch: pytest.Mo
         JsonlWriter(tmp_path / "file" / "metrics.jsonl").write(row(1))
 
 
-# --- TensorBoard
-
-
-def events(directory: Path, tag: str) -> list[tuple[int, float]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0})
-    accumulator.Reload()
-    return [(event.step, event.value) for event in accumulator.Scalars(tag)]
-
-
-def test_tensorboard_reads_every_row_over_agent_steps(tmp_path: Path) -> None:
-    writer = TensorBoardWriter(tmp_path)
-    writer.write(row(10, loss__value=0.5))
-    writer.write(row(20, loss__value=1e300, loss__policy=math.nan))
-    writer.flush()
-    assert events(tmp_path, "loss/value") == [(10, 0.5), (20, math.inf)]
-    writer.close()
-    assert events(tmp_path, "counters/wall_s") == [(10, 0.5), (20, 0.5)]
-    assert math.isnan(events(tmp_path, "loss/policy")[0][1])
-
-
-def test_tensorboard_drops_points_after_the_checkpoint_on_resume(tmp_path: Path) -> None:
-    writer = TensorBoardWriter(tmp_path)
-    writer.write(row(10, loss__value=1.0))
-    state = writer.get_state()
-    writer.write(row(20, loss__value=2.0))
-    writer.write(row(30, loss__value=3.0))
-    writer.close()
-    resumed = TensorBoardWriter(tmp_path)
-    resumed.set_state(state)
-    resumed.write(row(25, loss__value=2.5))
-    resumed.close()
-    assert resumed.get_state() == {"agent_steps": 25}
-    assert events(tmp_path, "loss/value") == [(10, 1.0), (25, 2.5)]
-
-
-def test_tensorboard_works_in_a_thread_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_import = threading.Event()
-    original = writers._EventFile.__init__
-
-    def slow_import(events: writers._EventFile, directory: Path) -> None:
-        may_import.wait(10)
-        original(events, directory)
-
-    monkeypatch.setattr(writers._EventFile, "__init__", slow_import)
-    writer = TensorBoardWriter(tmp_path, timeout_s=0.01)
-    writer.write(row(10, loss__value=1.0))
-    writer.flush()  # returns although the import still goes on
-    assert not list(tmp_path.iterdir())
-    may_import.set()
-    writer.timeout_s = 10.0
-    writer.close()
-    assert events(tmp_path, "loss/value") == [(10, 1.0)]
-
-
-def test_tensorboard_writes_nothing_until_there_is_a_row(tmp_path: Path) -> None:
-    writer = TensorBoardWriter(tmp_path / "tensorboard")
-    writer.set_state({"agent_steps": 5})
-    writer.flush()
-    writer.close()
-    assert not (tmp_path / "tensorboard").exists()
-
-
-def test_tensorboard_reports_an_unwritable_directory_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    writer = TensorBoardWriter(tmp_path / "file")
-    writer.write(row(10))
-    with pytest.raises(RunError, match=r"Cannot write .*tfevents"):
-        writer.flush()
-    writer.write(row(20))
-    writer.close()
-
-
-def test_a_missing_tensorboard_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "find_spec", lambda name: None)
-    with pytest.raises(
-        MissingExtraError, match=r"'tensorboard', which is not installed: run `pip install tensorboard`"
-    ):
-        TensorBoardWriter(tmp_path)
-
-
-def test_event_files_sort_in_the_order_they_were_begun(tmp_path: Path) -> None:
-    future = tmp_path / "events.out.tfevents.9000000000.rl_lab"
-    future.touch()
-    (tmp_path / "events.out.tfevents.odd").touch()
-    assert next_event_path(tmp_path).name == "events.out.tfevents.9000000001.rl_lab"
-
-
 def test_the_null_writer_takes_everything() -> None:
     writer = Writer()
     writer.write(row(1))
@@ -248,37 +154,3 @@ def test_a_log_line_cannot_steer_the_terminal_that_shows_it(tmp_path: Path) -> N
     log.message("Traceback\n\tin \x1b[2J\r", "error")
     log.close()
     assert (tmp_path / "run.log").read_text().endswith("error   Traceback\n\tin \\u001b[2J\\r\n")
-
-
-# --- pictures, videos and histograms
-
-
-def test_tensorboard_reads_back_videos_pictures_and_histograms(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    writer = TensorBoardWriter(tmp_path)
-    writer.write(row(5))
-    moving = [np.full((300, 600, 3), 20 * index, dtype=np.uint8) for index in range(5)]
-    writer.show("eval/episode", Frames(moving, fps=20.0), 5)
-    writer.show("eval/picture", Frames(moving[:1]), 5)
-    writer.show("eval/episode_return", Distribution(np.array([1.0, 2.0, 2.0, np.nan])), 5)
-    writer.close()
-    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0})
-    events.Reload()
-    video, picture = (events.Images(name)[0] for name in ("eval/episode", "eval/picture"))
-    assert (video.encoded_image_string[:6], video.width, video.height, video.step) == (b"GIF89a", 256, 128, 5)
-    assert (picture.encoded_image_string[1:4], picture.width, picture.height) == (b"PNG", 600, 300)
-    found = events.Histograms("eval/episode_return")[0].histogram_value
-    assert (found.num, found.min, found.max, found.sum) == (3.0, 1.0, 2.0, 5.0)
-    assert found.bucket[0] == 1.0 and found.bucket[-1] == 2.0
-
-
-def test_a_long_video_keeps_its_length_with_fewer_frames() -> None:
-    frames = [np.full((4, 4, 3), index % 256, dtype=np.uint8) for index in range(301)]
-    encoded, width, height = encode(Frames(frames, fps=30.0))
-    picture = Image.open(io.BytesIO(encoded))
-    assert (picture.n_frames, picture.info["duration"], width, height) == (101, 100, 4, 4)
-
-
-def test_no_finite_value_is_an_empty_looking_histogram_and_no_error() -> None:
-    assert histogram(np.array([np.nan]))["num"] == 1.0

@@ -146,6 +146,16 @@ def test_an_arrow_agrees_with_the_end_of_its_sparkline() -> None:
     assert arrow_of("▁▁▁█▄") == "↓" and arrow_of("▂█▄▄") == "→"
 
 
+@pytest.mark.parametrize("width", [8, 16, 24, 48])
+@pytest.mark.parametrize(("sign", "arrow"), [(1, "↑"), (-1, "↓")])
+def test_a_slow_climb_is_no_level(width: int, sign: int, arrow: str) -> None:
+    """The last two blocks are as high as each other; the curve that a person sees climbs all the way."""
+    curve = sparkline([sign * value for value in range(240)], width=width)
+    assert arrow_of(curve) == arrow
+    assert arrow_of(curve + curve[-1] * width) == "→"  # it has come to rest
+    assert arrow_of(curve[:-1] + " ") == " "  # nothing to say of a newest value that is not a number
+
+
 def test_precision_is_the_number_of_digits() -> None:
     assert [format_number(1.23456, digits) for digits in (2, 3, 6)] == ["1.2", "1.23", "1.23456"]
     assert [format_number(1234.56, digits) for digits in (2, 6)] == ["1,235", "1,234.560"]
@@ -402,6 +412,16 @@ def test_the_summary_says_what_happened_and_what_to_type_next(mode: str) -> None
     shown = stream.getvalue()
     for text in ("Solved", "65,536", "1:23 (83.2 s)", "500.00", "runs/a/curve.png", "watch it play", "rl-lab play a"):
         assert text in shown, text
+
+
+def test_the_summary_tells_the_times_of_training_and_of_what_came_after_apart() -> None:
+    stream = StringIO()
+    display = LiveDisplay(title="run", mode="plain", stream=stream)
+    for score in (480.0, 200.0):
+        display.write({"agent_steps": 1, "eval/episode_return_mean": score})
+    display.summary(agent_steps=5, seconds=1.5, seconds_after=2.5, score=200.0)
+    assert "  time              0:02 (1.5 s), then 2.5 s for video and report\n" in stream.getvalue()
+    assert "  evaluation score  200.00 (best 480.00)\n" in stream.getvalue()
 
 
 def test_a_summary_without_a_score_or_files_is_short() -> None:

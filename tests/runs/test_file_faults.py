@@ -16,16 +16,18 @@ from typing import Any
 import pytest
 import torch
 
-from rl_lab.metrics.writers import JsonlWriter, TensorBoardWriter, TextLogWriter
+from rl_lab.metrics.csv_writer import CsvWriter
+from rl_lab.metrics.sinks import Sink
+from rl_lab.metrics.tensorboard_writer import TensorBoardWriter
+from rl_lab.metrics.writers import JsonlWriter, TextLogWriter, Writer
 from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.index import RunIndex, resolve_run
 from rl_lab.runs.report import write_report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.verify import verify_run
-from rl_lab.types import RLLabError
+from rl_lab.types import RLLabError, RunError
 from tests.fault_injection import failing, killed_at, operations_of
 
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 MakeRun = Callable[..., RunDirectory]
 
 
@@ -200,13 +202,23 @@ def test_a_log_or_event_file_that_cannot_be_written_is_a_sentence(tmp_path: Path
         log.message("hello", "info")
         log.close()
 
-    def events() -> None:
-        writer = TensorBoardWriter(tmp_path / "tensorboard")
-        writer.write({"agent_steps": 1, "wall_s": 0.1})
-        writer.flush()
-        writer.close()
+    def refuse(sentence: str) -> None:
+        raise RunError(sentence)
 
-    for each in (work, events):
+    def rows(writer: Writer) -> None:
+        sink = Sink(writer)
+        sink.report = refuse
+        sink.write({"agent_steps": 1, "wall_s": 0.1})
+        sink.flush()
+        sink.close()
+
+    def events() -> None:
+        rows(TensorBoardWriter(tmp_path))
+
+    def table() -> None:
+        rows(CsvWriter(tmp_path))
+
+    for each in (work, events, table):
         for at in range(len(operations_of(tmp_path, each))):
             fails_in_words(tmp_path, at, code, each, lasting=False)
             each()

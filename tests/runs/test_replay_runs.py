@@ -18,12 +18,13 @@ import pytest
 from rl_lab import api
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
+from rl_lab.experiment.identical import rows_in_full
 from rl_lab.runs.checkpoint import CheckpointStore, DamagedExternalFile
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.verify import verify_run
 from rl_lab.types import RunError
 from rl_lab.utils.tree import equal
-from tests.test_resume import COMMON, SMALL_DQN, assert_same_run, reproducible_rows, rows_in_full, run_to_the_end
+from tests.test_resume import COMMON, SMALL_DQN, assert_same_run, reproducible_rows, run_to_the_end
 
 UPDATES = 14
 SMALL_SAC = [

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import shutil
+import socket
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -26,7 +27,9 @@ def ids(index: RunIndex, *arguments: str, **filters: str) -> list[str]:
 
 def test_a_row_tells_what_manifest_status_and_tags_say(runs_dir: Path, make_run: MakeRun) -> None:
     run = make_run("mine")
-    run.write_manifest(run.read_manifest() | {"git": {"commit": "a" * 40, "dirty": True}, "created": "2026-01-01"})
+    run.write_manifest(
+        run.read_manifest() | {"git": {"commit": "a" * 40, "dirty": True, "branch": "main"}, "created": "2026-01-01"}
+    )
     counts = {"agent_steps": 10, "env_frames": 40, "episodes": 2, "updates": 5}
     run.write_status("finished", counts=counts, wall_s=1.5, best_score=9.0, final_score=8.0)
     run.write_tags(["paper"], "long one")
@@ -40,16 +43,21 @@ def test_a_row_tells_what_manifest_status_and_tags_say(runs_dir: Path, make_run:
         "environment": "CartPole-v1",
         "seed": 1,
         "git": "aaaaaaaaaaaa+changes",
+        "branch": "main",
         "config_hash": run.read_manifest()["config_hash"],
+        "host": socket.gethostname(),
         "tags": ["paper"],
         "notes": "long one",
         "status": "finished",
         "created": "2026-01-01",
+        "progress": 1.0,
         "lineage": "",
+        "parents": [],
         "updated": run.read_status()["time"],
         "wall_s": 1.5,
         "best_score": 9.0,
         "final_score": 8.0,
+        "score": 9.0,
         **counts,
     }
 

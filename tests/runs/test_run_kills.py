@@ -17,7 +17,6 @@ from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import RunError
 from tests.fault_injection import killed_at, operations_of, tried
 
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 MakeRun = Callable[..., RunDirectory]
 
 

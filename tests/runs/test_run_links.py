@@ -39,7 +39,7 @@ def victim(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [*FILES, *FOLDERS, "checkpoints/latest", "videos/a.mp4"])
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS, "checkpoints/latest", "videos/a.mp4", "wandb/rows_sent"])
 def test_a_link_out_of_the_run_is_refused_before_anything_is_written(
     make_run: MakeRun, victim: Path, name: str
 ) -> None:
@@ -62,6 +62,15 @@ def test_relative_and_dangling_links_are_seen_through(make_run: MakeRun, target:
     run.log_path.symlink_to(target)
     with pytest.raises(RunError, match="outside the run"):
         RunLock(run).acquire()
+
+
+def test_a_link_that_wandb_made_to_its_cache_does_not_stop_a_run(make_run: MakeRun, victim: Path) -> None:
+    run = make_run("mine")
+    link = run.path / "wandb" / "offline-run-1" / "logs" / "debug-core.log"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim / "thesis.tex")
+    with RunLock(run):
+        assert (victim / "thesis.tex").read_text() == "three years of work"
 
 
 def test_links_within_the_run_are_no_matter(make_run: MakeRun, runs_dir: Path, tmp_path: Path) -> None:

@@ -6,24 +6,26 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rl_lab.runs import manifest as manifest_module
+from rl_lab.runs import git as git_module
+from rl_lab.runs.git import git_state, uncommitted_changes
 from rl_lab.runs.manifest import (
     CHECKPOINT_SCHEMA_VERSION,
     CONFIG_SCHEMA_VERSION,
     changes_since,
     check_schema_version,
     collect_manifest,
-    git_state,
 )
-from rl_lab.runs.migrate import MOVED_MODULES, migrate_config
+from rl_lab.runs.migrate import CHECKPOINT_STEPS, CONFIG_STEPS, MOVED_MODULES, migrate_checkpoint, migrate_config
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import RunError
+from rl_lab.utils.file_blocks import FileBlocks
 
 
 def git(directory: Path, *arguments: str) -> None:
@@ -43,31 +45,55 @@ def test_a_manifest_says_what_made_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert manifest["packages"].keys() == {"torch", "numpy", "gymnasium"}
     for name in ("created", "python", "platform", "hostname", "cpu", "cpu_cores"):
         assert manifest[name], name
-    assert "gpu" in manifest and "rl_lab_version" in manifest and manifest["git"].keys() == {"commit", "dirty"}
+    assert (
+        "gpu" in manifest and "rl_lab_version" in manifest and manifest["git"].keys() == {"commit", "branch", "dirty"}
+    )
 
 
 def test_the_commit_and_its_changes_are_known(tmp_path: Path) -> None:
-    git(tmp_path, "init", "-q")
-    assert git_state(tmp_path) == {"commit": None, "dirty": False}
+    git(tmp_path, "init", "-q", "-b", "trunk")
+    assert git_state(tmp_path) == {"commit": None, "branch": "trunk", "dirty": False}
+    assert uncommitted_changes(tmp_path) is None
     (tmp_path / "file").write_text("1")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-q", "-m", "first")
     state = git_state(tmp_path)
-    assert len(state["commit"]) == 40 and state["dirty"] is False
+    assert len(state["commit"]) == 40 and state["dirty"] is False and state["branch"] == "trunk"
+    assert uncommitted_changes(tmp_path) is None
     (tmp_path / "file").write_text("2")
-    assert git_state(tmp_path) == {"commit": state["commit"], "dirty": True}
+    assert git_state(tmp_path) == {"commit": state["commit"], "branch": "trunk", "dirty": True}
+    git(tmp_path, "checkout", "-q", "--detach")
+    assert git_state(tmp_path)["branch"] is None
+
+
+def test_uncommitted_changes_are_kept_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file").write_text("1\n")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    (tmp_path / "file").write_text("2\n")
+    changes = uncommitted_changes(tmp_path)
+    assert changes is not None and changes.endswith("-1\n+2\n")
+    git(tmp_path, "checkout", "-q", "file")
+    (tmp_path / "again.diff").write_text(changes)
+    git(tmp_path, "apply", "again.diff")
+    assert (tmp_path / "file").read_text() == "2\n"
+    (tmp_path / "file").write_text("many words\n" * 500)
+    monkeypatch.setattr(git_module, "LARGEST_CHANGES_BYTES", 400)
+    cut = uncommitted_changes(tmp_path)
+    assert cut is not None and cut.endswith("\n# cut here: more than 1 MiB was changed\n") and len(cut) < 500
 
 
 def test_no_repository_no_git_and_a_slow_git_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unknown = {"commit": None, "dirty": None}
+    unknown = {"commit": None, "branch": None, "dirty": None}
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert git_state(tmp_path) == unknown
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(tmp_path) == unknown
     (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 30\n")
     (tmp_path / "git").chmod(0o755)
-    monkeypatch.setattr(manifest_module, "_GIT_TIMEOUT_S", 0.1)
-    assert git_state(tmp_path) == unknown
+    monkeypatch.setattr(git_module, "_TIMEOUT_S", 0.1)
+    assert git_state(tmp_path) == unknown and uncommitted_changes(tmp_path) is None
 
 
 def test_a_future_schema_asks_for_an_upgrade(make_run: Callable[..., RunDirectory]) -> None:
@@ -113,6 +139,30 @@ def test_a_config_of_today_is_only_copied() -> None:
     config = {"algorithm": {"discount": 0.9}}
     migrated = migrate_config(config, CONFIG_SCHEMA_VERSION)
     assert migrated == config and migrated["algorithm"] is not config["algorithm"]
+
+
+def test_every_version_there_has_been_has_its_step() -> None:
+    assert sorted(CONFIG_STEPS) == list(range(1, CONFIG_SCHEMA_VERSION))
+    assert sorted(CHECKPOINT_STEPS) == list(range(1, CHECKPOINT_SCHEMA_VERSION))
+
+
+def test_one_checksum_of_an_old_checkpoint_becomes_one_block_and_the_original_stays() -> None:
+    entry = {"section": "buffers", "path": "replay/rows.bin", "bytes": 12, "crc32": 7}
+    old = {"schema_version": 1, "sections": {}, "external": [entry]}
+    new = migrate_checkpoint(old)
+    assert new["schema_version"] == CHECKPOINT_SCHEMA_VERSION
+    assert new["external"][0]["blocks"] == asdict(FileBlocks.single(byte_count=12, crc32=7))
+    assert entry == {"section": "buffers", "path": "replay/rows.bin", "bytes": 12, "crc32": 7}
+    assert migrate_checkpoint(new) == new
+
+
+def test_a_checkpoint_of_another_time_is_refused_with_what_to_do() -> None:
+    with pytest.raises(RunError, match=r"checkpoint has schema version 0 and this RL Lab no longer upgrades version 0"):
+        migrate_checkpoint({"schema_version": 0})
+    with pytest.raises(
+        RunError, match=r"written by a newer RL Lab: checkpoint schema version 9.*pip install --upgrade"
+    ):
+        migrate_checkpoint({"schema_version": 9})
 
 
 def test_a_config_that_cannot_be_migrated_says_which_step_is_missing() -> None:

@@ -173,10 +173,10 @@ def test_a_run_that_cannot_be_recorded_says_so_and_goes_on(
 ) -> None:
     run = make_run("mine")
 
-    def fail(directory: Path) -> Any:
+    def fail(directory: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "iterdir", fail)
+    monkeypatch.setattr("rl_lab.runs.index.os.scandir", fail)
     RunIndex(runs_dir).record(run)
     assert "run 'mine' is not in the index:" in caplog.text
 

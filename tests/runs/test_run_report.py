@@ -59,6 +59,7 @@ def test_a_series_skips_rows_without_a_number() -> None:
     assert [value for _, value in series(rows, "x")] == [1.0, 2.5]
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_the_report_tells_the_run_on_one_page(make_run: MakeRun) -> None:
     run = make_run("mine")
     write_rows(run.metrics_path, rows_of_a_run())

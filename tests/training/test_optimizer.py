@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from rl_lab.training.clipping import clip_adaptively
 from rl_lab.training.optimizer import Optimizer, named_parameters
+from rl_lab.training.update_rules import Adam
 from rl_lab.training.world import World
-from rl_lab.types import ConfigError, Progress
+from rl_lab.types import ConfigError, Gradients, Progress
 from rl_lab.utils import tree
 
 
@@ -257,11 +258,12 @@ def test_known_gradients_change_the_same_as_backward(precision: str, accumulate:
     optimizers = [Optimizer(parameters={"model": network}, **settings) for network in networks]
     for update in range(6):
         everything = list(networks[1].parameters())
-        gradients = torch.autograd.grad(loss := loss_of(networks[1], seed=update), everything)
+        gradients = torch.autograd.grad(loss_of(networks[1], seed=update), everything)
         for network in networks:
             next(network.parameters()).requires_grad_(not is_frozen)
         first = optimizers[0].apply(loss_of(networks[0], seed=update))
-        second = optimizers[1].apply(loss.detach(), tuple(zip(everything, gradients, strict=True)))
+        joined = torch.cat([gradient.flatten() for gradient in gradients])
+        second = optimizers[1].apply(None, Gradients(everything, gradients, joined))
         for network in networks:
             next(network.parameters()).requires_grad_(True)
         torch.testing.assert_close(first, second)
@@ -272,8 +274,8 @@ def test_known_gradients_change_the_same_as_backward(precision: str, accumulate:
 def test_known_gradients_of_what_is_frozen_change_nothing() -> None:
     network = model().requires_grad_(False)
     before = copy.deepcopy(network)
-    known = tuple((parameter, torch.ones_like(parameter)) for parameter in network.parameters())
-    assert Optimizer(parameters=[network]).apply(torch.zeros(()), known) == {}
+    known = Gradients(list(network.parameters()), [torch.ones_like(each) for each in network.parameters()])
+    assert Optimizer(parameters=[network]).apply(None, known) == {}
     assert same(network, before)
 
 
@@ -298,3 +300,48 @@ def test_mistakes_are_refused() -> None:
         Optimizer(parameters={"nothing": nn.Tanh()})
     with pytest.raises(ConfigError, match=r"optimizer learning_rate: 'fast' is neither a number nor a schedule"):
         Optimizer(parameters=[network], learning_rate="fast")
+
+
+# --- learning rates of parts ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "laprop"])
+def test_a_part_learns_at_its_own_fraction_of_the_learning_rate(name: str) -> None:
+    def changes(rate_of: dict[str, float] | None) -> list[Tensor]:
+        parts = {"encoder": model(1), "head": model(2)}
+        before = [values(part) for part in parts.values()]
+        optimizer = Optimizer(parameters=parts, name=name, learning_rate=1e-2, max_grad_norm=0.1, rate_of=rate_of)
+        optimizer.step(sum(loss_of(part) for part in parts.values()))  # type: ignore[arg-type]
+        after = [values(part) for part in parts.values()]
+        return [
+            torch.cat([(b - a).flatten() for a, b in zip(*pair, strict=True)])
+            for pair in zip(before, after, strict=True)
+        ]
+
+    plain, slowed = changes(None), changes({"encoder": 0.25})
+    torch.testing.assert_close(slowed[0], 0.25 * plain[0], rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(slowed[1], plain[1])
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_rates_of_parts_are_the_same_for_rules_that_a_graph_can_hold(is_static: bool) -> None:
+    parameters = {"encoder.w": nn.Parameter(torch.ones(3)), "head.w": nn.Parameter(torch.ones(3))}
+    rule = Adam(parameters, epsilon=1e-8, betas=(0.9, 0.999), weight_decay=0.0, momentum=0.0, is_static=is_static)
+    rule.rates = [0.5, 1.0]
+    rate = torch.tensor(0.1) if is_static else 0.1
+    rule.apply([torch.ones(3), torch.ones(3)], rate)
+    assert [p[0].item() for p in parameters.values()] == pytest.approx([0.95, 0.9], abs=1e-6)
+    rule.apply([None, torch.ones(3)], rate)
+    assert [p[0].item() for p in parameters.values()] == pytest.approx([0.95, 0.8], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rate_of", "message"),
+    [
+        ({"encodr": 0.3}, "optimizer rate_of: 'encodr' is none of its parts. Did you mean 'encoder'"),
+        ({"encoder": -1.0}, "optimizer rate_of.encoder: -1.0; allowed is a number from 0 on"),
+    ],
+)
+def test_impossible_rates_of_parts_are_refused(rate_of: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Optimizer(parameters={"encoder": model()}, rate_of=rate_of)

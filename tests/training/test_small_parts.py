@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -117,3 +120,26 @@ def test_frozen_modules_pass_gradients_on_and_take_none() -> None:
         outer(inner(torch.ones(1, 2))).sum().backward()
     assert inner.weight.grad is not None and outer.weight.grad is None
     assert outer.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda model: setattr(model[0], "weight", nn.Parameter(torch.full((2, 2), 3.0))),
+        lambda model: model.__setitem__(0, nn.Linear(2, 2)),
+        lambda model: model[1].register_buffer("running_mean", torch.full((2,), 3.0)),
+    ],
+    ids=["parameter", "module", "buffer"],
+)
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_a_target_network_follows_what_was_replaced(rate: float, replace: Callable[[Any], Any]) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    target = TargetNetwork(model, rate=rate)
+    target.follow(model)
+    replace(model)
+    before = {name: value.clone() for name, value in target.module.state_dict().items()}
+    target.follow(model)
+    for name, wanted in model.state_dict().items():
+        moves = rate if name in dict(model.named_parameters()) else 1.0
+        expected = before[name] + moves * (wanted - before[name])
+        torch.testing.assert_close(target.module.state_dict()[name], expected.to(wanted.dtype))

@@ -48,7 +48,7 @@ def _factor(like: Tensor) -> Tensor:
 @contextmanager
 def without_noise(module: nn.Module) -> Iterator[None]:
     """Inside, every noisy layer of `module` uses the means of its weights."""
-    layers = [layer for layer in module.modules() if isinstance(layer, NoisyLinear)]
+    layers = [layer for layer in module.modules() if isinstance(layer, NoisyLinear) and layer.is_noisy]
     for layer in layers:
         layer.is_noisy = False
     try:

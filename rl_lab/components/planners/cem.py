@@ -1,12 +1,11 @@
-"""Planning: good sequences of actions are searched for by a score, and no policy is learnt."""
+"""The cross-entropy method: good sequences of actions are searched for by a score, and no policy is learnt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from rl_lab.components.planners.plan import Plan, Search, best_of, draw_plans, refuse_impossible_counts
 from rl_lab.types import ConfigError
 
 
@@ -27,11 +26,7 @@ class CEMPlanner(nn.Module):
         minimum_std: float = 1e-3,
     ) -> None:
         super().__init__()
-        if not 1 <= best <= candidates:
-            raise ConfigError(
-                f"planner: best is {best} of {candidates} candidates; write 1 <= best <= candidates, such as 100 "
-                "of 1000."
-            )
+        refuse_impossible_counts(candidates, best)
         if iterations < 1 or horizon < 1 or minimum_std < 0.0:
             raise ConfigError(
                 f"planner: iterations is {iterations}, horizon is {horizon} and minimum_std is "
@@ -42,18 +37,16 @@ class CEMPlanner(nn.Module):
         self.iterations, self.horizon = iterations, horizon
         self.minimum_std = minimum_std
 
-    def plan(self, score: Callable[[Tensor], Tensor], *, count: int, action_size: int, device: torch.device) -> Tensor:
-        """`count` plans at once: the mean of the last iteration's best, `[N, H, A]`.
-
-        `score` rates plans `[N, candidates, H, A]` by numbers `[N, candidates]`, larger being better.
-        """
-        mean = torch.zeros(count, self.horizon, action_size, device=device)
+    def plan(self, search: Search) -> Plan:
+        """Searched for anew whatever was planned before: the mean of the last round's best. Proposals compete beside
+        the candidates; exploring adds nothing, since workflows add noise of their own."""
+        mean = search.blank(self.horizon)
         std = torch.ones_like(mean)
         for _ in range(self.iterations):
-            noise = torch.randn(count, self.candidates, self.horizon, action_size, device=device)
-            plans = torch.addcmul(mean.unsqueeze(1), std.unsqueeze(1), noise).clamp(-1.0, 1.0)
-            chosen = score(plans).topk(self.best, dim=1, sorted=False).indices  # [N, best]
-            best = plans.gather(1, chosen[:, :, None, None].expand(-1, -1, *plans.shape[2:]))
+            plans = draw_plans(mean, std, self.candidates)
+            if search.proposals is not None:
+                plans = torch.cat((search.proposals, plans), dim=1)
+            best, _ = best_of(plans, search.score(plans), self.best)
             mean = best.mean(dim=1)
             std = best.std(dim=1, correction=0).clamp(min=self.minimum_std)
-        return mean
+        return Plan(mean[:, 0], mean, std)

@@ -29,11 +29,11 @@ def symexp(values: Tensor) -> Tensor:
     return torch.sign(values) * torch.expm1(values.abs())
 
 
-def symlog_bins(count: int) -> Tensor:
-    """`count` even bins of symlog(x), mirrored about 0 exactly; an odd number has 0 in the middle."""
+def symlog_bins(count: int, *, largest: float = LARGEST_SYMLOG) -> Tensor:
+    """`count` even bins of symlog(x) up to `largest`, mirrored about 0 exactly; an odd number has 0 in the middle."""
     if count < 3 or count % 2 == 0:
         raise ConfigError(f"bins is {count}: write an odd whole number from 3 on, such as 255.")
-    negative = torch.linspace(-LARGEST_SYMLOG, 0.0, count // 2 + 1)
+    negative = torch.linspace(-largest, 0.0, count // 2 + 1)
     return torch.cat((negative, -negative[:-1].flip(0)))
 
 

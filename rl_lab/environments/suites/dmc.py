@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_lab.environments.plain import text_or_none
-from rl_lab.environments.rendering import prepare_headless
+from rl_lab.environments.rendering import prepare_headless, require_mujoco_3
 from rl_lab.types import ConfigError, did_you_mean
 
 DOMAINS = {
@@ -78,6 +78,7 @@ class DeepMindControl(gym.Env):
         if not isinstance(size, int) or size < 1:
             raise ConfigError(f"environment.kwargs.size of '{env_id}' is {size!r}: write a number of pixels, say 64.")
         prepare_headless()
+        require_mujoco_3(env_id)
         import mujoco
         from dm_control import suite
 
@@ -172,8 +173,11 @@ class DeepMindControl(gym.Env):
             from dm_control.mujoco.engine import Camera
 
             self._views[size] = Camera(self.physics, height=size, width=size, camera_id=self.camera)
-        flags = None if self.is_detailed else FAST_FLAGS
-        return np.array(self._views[size].render(render_flag_overrides=flags), dtype=np.uint8)
+        view = self._views[size]
+        view._rgb_buffer = np.empty(
+            (size, size, 3), np.uint8
+        )  # a new one each time: what was returned need not be copied
+        return view.render(render_flag_overrides=None if self.is_detailed else FAST_FLAGS)
 
     def close(self) -> None:
         self._views.clear()

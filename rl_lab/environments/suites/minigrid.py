@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_lab.environments.wrappers import register_wrapper, require_positive
+from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive
 from rl_lab.types import ConfigError, did_you_mean
 
 SMALLEST_TILE = 4  # pixels; below, keys and balls look alike
@@ -26,7 +26,10 @@ CHOICES = {"kind": ("image", "symbolic"), "view": ("partial", "full")}
 
 @register_wrapper("minigrid_view")
 class MiniGridView(gym.ObservationWrapper):
-    """What the agent (or, with view: full, a spectator) sees of a MiniGrid, as an image or as one-hot symbols"""
+    """What the agent (or, with view: full, a spectator) sees of a MiniGrid, as an image or as one-hot symbols.
+    The outcome `success` is 1 where the goal was reached."""
+
+    outcomes = ("success",)
 
     def __init__(self, env: gym.Env, kind: str = "image", view: str = "partial", size: int = 64) -> None:
         for name, value in (("kind", kind), ("view", view)):
@@ -56,6 +59,11 @@ class MiniGridView(gym.ObservationWrapper):
         if kind == "symbolic":
             seen = {"vector": spaces.Box(0.0, 1.0, (columns * rows * width,), np.float32)}
         self.observation_space = spaces.Dict({**seen, "direction": spaces.Discrete(4)})
+
+    def step(self, action: Any) -> StepResult:
+        observation, reward, terminated, truncated, info = super().step(action)
+        info["outcome"] = {"success": float(terminated and float(reward) > 0)}
+        return observation, reward, terminated, truncated, info
 
     def observation(self, observation: Any) -> dict[str, Any]:
         name, look = ("image", self._image) if self.kind == "image" else ("vector", self._symbols)

@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 Result = tuple[Any, float, bool, bool, dict[str, Any]]
+LEAKED: list[np.ndarray] = []  # what `Faulty` never gives back
 COUNTER_IDENTITIES = 1_000_003  # below 2**24, so that float32 holds each exactly
 
 
@@ -182,7 +183,8 @@ class MaskedChain(Toy):
 
 
 class Faulty(Toy):
-    """Fails on request, counting steps since it was built: raises, answers NaN, ends its process, or hangs"""
+    """Fails on request, counting steps since it was built: raises, answers NaN, ends its process, or hangs; is slow, or
+    takes memory with every step that it never gives back"""
 
     def __init__(
         self,
@@ -193,10 +195,12 @@ class Faulty(Toy):
         exit_at: int | None = None,
         hang_at: int | None = None,
         slow_s: float = 0.0,
+        slow_reset_s: float = 0.0,
+        leak_mib: int = 0,
     ) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
-        self.length, self.slow_s = length, slow_s
+        self.length, self.slow_s, self.slow_reset_s, self.leak_mib = length, slow_s, slow_reset_s, leak_mib
         self.raise_at, self.raise_in_reset_at = raise_at, raise_in_reset_at
         self.nan_at, self.exit_at, self.hang_at = nan_at, exit_at, hang_at
         self.total_steps, self.resets, self.start = 0, 0, 0.0
@@ -207,6 +211,7 @@ class Faulty(Toy):
 
     def _begin(self) -> None:
         self.resets += 1
+        time.sleep(self.slow_reset_s)
         if self.resets == self.raise_in_reset_at:
             raise RuntimeError("requested failure of reset")
         self.start = float(self.np_random.random())
@@ -215,6 +220,8 @@ class Faulty(Toy):
         self.total_steps += 1
         self.step_in_episode += 1
         time.sleep(self.slow_s)
+        if self.leak_mib:
+            LEAKED.append(np.ones((self.leak_mib, 2**20), np.uint8))
         if self.total_steps == self.raise_at:
             raise RuntimeError("requested failure")
         if self.total_steps == self.exit_at:

@@ -1,0 +1,127 @@
+"""Writers that can neither slow nor break a run: TensorBoard, CSV, W&B and users' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from threading import Event, Thread
+
+from rl_lab.metrics.media import Media
+from rl_lab.metrics.writers import Level, Row, Writer
+from rl_lab.types import StateTree
+
+MOST_WAITING = 10_000  # rows and pictures between the run and a sink that is slower
+Work = Callable[[], None]
+
+
+class Sink(Writer):
+    """Hands everything to another writer, in a thread of its own; where that writer `is_direct`, only what it shows.
+
+    Whatever the writer raises is reported once, and it gets nothing more. When too much waits for it, what comes is
+    left out and that is reported once. A checkpoint knows how many rows were handed over, so the writer's `set_state`
+    gets `{"rows": ..., "agent_steps": ...}`: rows after these come again. A row still in the queue when the process is
+    killed is missing there and nowhere else.
+    """
+
+    def __init__(self, writer: Writer, *, timeout_s: float = 10.0, most_waiting: int = MOST_WAITING) -> None:
+        """timeout_s bounds how long `flush` and `close` wait for the thread."""
+        self.writer = writer
+        self.name = writer.name  # type: ignore[misc]  # each sink has the name of its writer
+        self.timeout_s = timeout_s
+        self.report: Callable[[str], None] = lambda sentence: None
+        self._rows, self._last_agent_steps = 0, -1
+        self.most_waiting = most_waiting
+        self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._before_first: list[Work] = []  # a thread is worth starting only when there is something to write
+        self._problem = ""  # to be reported by the next call, which comes from the run's own thread
+        self._has_failed = False
+        self._is_behind = False
+        self._takes_messages = type(writer).message is not Writer.message
+        self._takes_media = type(writer).show is not Writer.show
+
+    def write(self, row: Row) -> None:
+        self._rows, self._last_agent_steps = self._rows + 1, int(row["agent_steps"])
+        self._hand_over(partial(self.writer.write, dict(row)))
+
+    def message(self, text: str, level: Level) -> None:
+        if self._takes_messages:
+            self._hand_over(partial(self.writer.message, text, level))
+
+    def show(self, name: str, media: Media, agent_steps: int) -> None:
+        if self._takes_media:
+            self._hand_over(partial(self.writer.show, name, media, agent_steps), is_direct=False)
+
+    def get_state(self) -> StateTree:
+        return {"rows": self._rows, "agent_steps": self._last_agent_steps}
+
+    def set_state(self, state: StateTree) -> None:
+        self._rows, self._last_agent_steps = state.get("rows", 0), state["agent_steps"]
+        work = partial(self.writer.set_state, {"rows": self._rows, "agent_steps": self._last_agent_steps})
+        if self._thread is None and not self.writer.is_direct:
+            self._before_first.append(work)
+        else:
+            self._hand_over(work)
+
+    def restart(self) -> None:
+        self.set_state({"rows": 0, "agent_steps": -1})
+
+    def flush(self) -> None:
+        """Wait, within bounds, until the writer has everything so far."""
+        if self._thread is not None and not self._is_behind:
+            reached = Event()
+            self._queue.put(reached)
+            reached.wait(self.timeout_s)
+        self._tell()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(self.timeout_s)  # one that stands still is a daemon, and ends with the process
+            self._thread = None
+        elif self.writer.is_direct and not self._has_failed:
+            self._attempt(self.writer.close)
+        self._tell()
+
+    def _hand_over(self, work: Work, *, is_direct: bool | None = None) -> None:
+        self._tell()
+        if self._has_failed:
+            return
+        if self.writer.is_direct if is_direct is None else is_direct:
+            self._attempt(work)
+            self._tell()
+            return
+        if self._thread is None:
+            self._thread = Thread(target=self._serve, name=f"{self.name}-writer", daemon=True)
+            self._thread.start()
+        if self._queue.qsize() < self.most_waiting:
+            self._queue.put(work)
+        elif not self._is_behind:
+            self._is_behind = True
+            self._problem = f"{self.name}: the writer is too slow, so that rows are left out there."
+            self._tell()
+
+    def _serve(self) -> None:
+        for work in self._before_first:
+            self._attempt(work)
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, Event):
+                item.set()
+            elif not self._has_failed:
+                self._attempt(item)
+        if not self._has_failed:
+            self._attempt(self.writer.close)
+
+    def _attempt(self, work: Work) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 (a user's class, a network, a disk: training goes on without it)
+            self._has_failed = True
+            text = str(error).strip() or type(error).__name__
+            self._problem = f"{self.name}: nothing more is written there, training goes on. {text}"
+
+    def _tell(self) -> None:
+        problem, self._problem = self._problem, ""
+        if problem:
+            self.report(problem)

@@ -1,0 +1,142 @@
+"""What is particular to Crafter, VizDoom, Memory Maze, retro, BSuite and MuJoCo's pictures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rl_lab.environments import make_environment
+from rl_lab.environments.async_environment import AsyncEnvironment
+from rl_lab.environments.catalog import describe
+from rl_lab.environments.lookup import SUITES, missing_extra
+from rl_lab.environments.rendering import prepare_headless
+from rl_lab.environments.suites.memory_maze import gymnasium_as_gym
+from rl_lab.types import ConfigError, MissingExtraError
+
+from ..helpers import play
+
+prepare_headless()
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_suite_has_an_extra_that_exists() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    extras = [suite.extra for suite in SUITES if suite.extra]
+    assert len(extras) >= 12 and all(f"\n{extra} = [" in text for extra in extras)
+    error = missing_extra("vizdoom/basic", next(s for s in SUITES if s.name == "vizdoom"), ImportError("no vizdoom"))
+    assert "pip install 'rl-lab[vizdoom]'" in str(error)
+
+
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("crafter", "rl_lab.environments.suites.crafter"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "crafter", None)  # as if it were not installed
+    with pytest.raises(MissingExtraError, match="rl_lab/Crafter-v1' needs an extra .* pip install 'rl-lab.crafter.'"):
+        make_environment(id="rl_lab/Crafter-v1")
+
+
+def test_crafter_reports_its_achievements_and_its_end() -> None:
+    pytest.importorskip("crafter", reason="needs pip install 'rl-lab[crafter]'")
+    environment = make_environment(id="rl_lab/Crafter-v1", vectorization="sync", kwargs={"length": 30})
+    assert len(environment.spec.outcomes) == 22 and environment.spec.max_episode_steps == 30
+    assert environment.spec.action.labels[5] == "do"
+    rows = [environment.reset()] + [environment.step(np.array([i % 5])) for i in range(30)]
+    assert rows[30].is_last[0] and not rows[30].is_terminal[0], "a cut, not a death"
+    assert rows[30].outcome["achievement/collect_iron"][0] == 0 and np.isnan(rows[29].outcome["achievement/wake_up"][0])
+    silent = make_environment(id="rl_lab/Crafter-v1", vectorization="sync", kwargs={"has_reward": False})
+    assert not any(row.reward.any() for row in play(silent, steps=30, seed=0))
+
+
+def test_a_dead_player_is_terminal() -> None:
+    pytest.importorskip("crafter", reason="needs pip install 'rl-lab[crafter]'")
+    env: Any = gym.make("rl_lab/Crafter-v1").unwrapped
+    env.reset(seed=0)
+    env._game._player.health = 0
+    _, _, terminated, truncated, info = env.step(0)
+    assert terminated and not truncated and info["outcome"]["achievement/eat_cow"] == 0.0
+
+
+def test_doom_scenarios_are_found_by_name_folder_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vizdoom = pytest.importorskip("vizdoom", reason="needs pip install 'rl-lab[vizdoom]'")
+    from rl_lab.environments.suites.doom import find_scenario
+
+    shipped = Path(vizdoom.scenarios_path) / "take_cover.cfg"
+    assert find_scenario("take_cover") == shipped == find_scenario(str(shipped))
+    mine = tmp_path / "take_cover.cfg"
+    mine.write_text(shipped.read_text())
+    monkeypatch.setenv("VIZDOOM_SCENARIOS_DIR", str(tmp_path))
+    assert find_scenario("take_cover") == mine and find_scenario("basic").parent == shipped.parent
+    with pytest.raises(
+        ConfigError, match="scenario is 'take_cove': there is no such scenario. Did you mean 'take_cover'"
+    ):
+        make_environment(id="rl_lab/Doom-v0", kwargs={"scenario": "take_cove"})
+    with pytest.raises(ConfigError, match="frame_skip is 0 and size is 64: both must be at least 1"):
+        make_environment(id="vizdoom/basic", kwargs={"frame_skip": 0})
+
+
+def test_doom_tells_buttons_time_and_variables() -> None:
+    pytest.importorskip("vizdoom", reason="needs pip install 'rl-lab[vizdoom]'")
+    spec = describe("vizdoom/basic")
+    assert spec.action.labels == ("nothing", "move left", "move right", "attack")
+    assert spec.frames_per_step == 4 and spec.max_episode_steps == 75 and spec.observation["variables"].shape == (1,)
+    environment = make_environment(id="vizdoom/basic", vectorization="sync")
+    rows = [environment.reset()] + [environment.step(np.zeros(1, np.int64)) for _ in range(75)]
+    assert rows[75].is_last[0] and not rows[75].is_terminal[0], "the scenario's time-out is a cut"
+    assert rows[75].observation["image"].std() > 1, "and shows the last picture"
+    environment.close()
+
+
+def test_gymnasium_stands_for_gym_only_while_a_package_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gym", sys)  # somebody's own
+    with gymnasium_as_gym():
+        import gym as alias  # type: ignore[import-not-found]
+
+        assert alias is gym
+    assert sys.modules["gym"] is sys and "gym.envs" not in sys.modules
+
+
+def test_an_unknown_maze_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kwargs.maze is '8x8'. Allowed: 9x9, 11x11, 13x13, 15x15"):
+        make_environment(id="memory_maze/9x9", kwargs={"maze": "8x8"})
+
+
+def test_every_emulator_has_a_process_of_its_own() -> None:
+    pytest.importorskip("stable_retro", reason="needs pip install 'rl-lab[retro]'")
+    settings: dict[str, Any] = {"id": "rl_lab/Retro-v0", "vectorization": "sync", "kwargs": {"size": 16}}
+    train, evaluation = make_environment(**settings, num_envs=3), make_environment(**settings)
+    assert isinstance(train, AsyncEnvironment) and len(train._workers) == 3
+    assert train.reset().observation["image"].shape == (3, 16, 16, 3) and evaluation.reset().is_first.all()
+    train.close(), evaluation.close()
+    with pytest.raises(
+        ConfigError, match="game is 'Airstriker-Genesis': stable-retro knows no such game. Did you mean"
+    ):
+        make_environment(id="rl_lab/Retro-v0", kwargs={"game": "Airstriker-Genesis"})
+    with pytest.raises(ConfigError, match="whose ROM or state is not here .* python -m stable_retro.import FOLDER"):
+        make_environment(id="rl_lab/Retro-v0", kwargs={"game": "SonicTheHedgehog-Genesis-v0"})
+
+
+def test_bsuite_settings_are_counted() -> None:
+    pytest.importorskip("bsuite", reason="needs pip install 'rl-lab[bsuite]'")
+    with pytest.raises(ConfigError, match="number of 'bsuite/deep_sea' is 21: write one of 0 to 20"):
+        make_environment(id="bsuite/deep_sea", kwargs={"number": 21})
+    assert describe("bsuite/catch").observation["vector"].shape == (50,)
+    rows = play(make_environment(id="bsuite/deep_sea_stochastic", num_envs=2, vectorization="sync"), steps=30, seed=0)
+    assert [i for i, row in enumerate(rows) if row.is_last[0]] == [10, 21], "ten steps down"
+
+
+def test_mujoco_pictures_are_each_environments_own() -> None:
+    pytest.importorskip("mujoco", reason="needs pip install 'rl-lab[mujoco]'")
+    settings = {"id": "HalfCheetah-v5", "vectorization": "sync", "wrappers": [{"id": "pixel_observation"}]}
+    two, one = make_environment(**settings, num_envs=2), make_environment(**settings, num_envs=1)
+    one.reset(), two.reset()
+    action = np.tile(np.array([1.0, -1.0], np.float32)[:, None], (1, 6))
+    for _ in range(5):
+        images, alone = two.step(action).observation["image"], one.step(action[:1]).observation["image"]
+    assert images.std() > 5 and (images[0] != images[1]).any()
+    np.testing.assert_array_equal(images[0], alone[0])
+    one.close(), two.close()

@@ -20,7 +20,7 @@ from rl_lab.components.networks.encoders import MLP, ObservationEncoder
 from rl_lab.components.networks.ensemble import EnsembleMLP
 from rl_lab.components.networks.memory import GRUMemory
 from rl_lab.components.networks.normalizers import ObservationNormalizer
-from rl_lab.kernels import door
+from rl_lab.kernels import cpu_mlp, door
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.target_network import TargetNetwork
 from rl_lab.types import ActionSpec, ArraySpec, TimeStep
@@ -277,6 +277,28 @@ CASES: dict[str, tuple[str, Callable[[Inputs], Call], int]] = {  # path, call, f
 def test_a_fast_path_equals_its_formula(case: str, variant: Variant) -> None:
     name, make, fewest = CASES[case]
     check(name, make, variant, is_used=variant.rows >= fewest)
+
+
+LARGE = ("tanh", "relu", "ensemble", "dqn", "sac critic", "sac policy", "sac policy, one row of one critic")
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["oneDNN", "MKL"])
+@pytest.mark.parametrize("case", LARGE)
+def test_the_products_of_large_networks_equal_the_formula(
+    case: str, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every product counts as a large one here; torch without oneDNN, or told to leave it alone, has another."""
+    name, make, fewest = CASES[case]
+    calls = []
+    monkeypatch.setattr(cpu_mlp, "MOST_PRODUCTS", 0)
+    monkeypatch.setattr(cpu_mlp, "MOST_PRODUCTS_OF_MKL", 0)
+    if cpu_mlp._onednn_linear is not None:
+        linear = cpu_mlp._onednn_linear
+        monkeypatch.setattr(cpu_mlp, "_onednn_linear", lambda *given: calls.append(given) or linear(*given))
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", is_there)
+    for variant in VARIANTS:
+        check(name, make, variant, is_used=variant.rows >= fewest)
+    assert bool(calls) == (is_there and cpu_mlp._onednn_linear is not None)
 
 
 @pytest.mark.parametrize("case", ["tanh", "relu", "ensemble"])

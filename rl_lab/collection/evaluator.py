@@ -35,11 +35,15 @@ class Evaluator:
     _: KW_ONLY
     make_render_environment: Callable[[], Environment]
     device: torch.device
+    widen: Callable[[Environment, int], Environment] = lambda environment, episodes: (
+        environment
+    )  # more at once, if cheap
     timeout_steps: int | None = None  # agent steps; None: the environment's limit
     progress: Callable[[int, int], None] = lambda done, total: None  # episodes, or rows of a film, so far and in all
     report: Callable[[str], None] = lambda sentence: None  # why there is no video, once
     last_returns: np.ndarray | None = field(default=None, init=False)  # of the newest evaluation's episodes
-    _start: tuple[StateTree, EnvRows] | None = field(default=None, init=False)
+    _wide: dict[int, Environment] = field(default_factory=dict, init=False)  # by how many episodes are played in them
+    _starts: dict[int, tuple[StateTree, EnvRows]] = field(default_factory=dict, init=False)  # by their number
     _reported: set[str] = field(default_factory=set, init=False)
 
     def evaluate(self, policy: Policy, *, episodes: int) -> Metrics:
@@ -64,24 +68,29 @@ class Evaluator:
         An episode that outlives the time-out is cut: it counts as it stands. What its environment does until that
         episode ends is ignored; when nothing else is being played, all environments are reset.
         """
-        environment, rows = self._begin()
+        environment, rows = self._begin(episodes)
         quota = episode_quota(episodes, environment.num_envs)
         limit = self.timeout_steps or environment.spec.max_episode_steps or DEFAULT_TIMEOUT_STEPS
         tracker = EpisodeTracker(environment.num_envs)
         is_cut = np.zeros(environment.num_envs, bool)  # the episode under way was cut
         played: list[Episode] = []
         state: Any = None
-        while (quota > 0).any():
+        rounds = 0  # since all environments began: no episode is longer
+        while len(played) < episodes:
             self.progress(len(played), episodes)
-            if is_cut[quota > 0].all():
-                rows, state = environment.reset(), None
+            if rounds >= limit and is_cut[quota > 0].all():
+                rows, state, rounds = environment.reset(), None, 0
                 tracker, is_cut = EpisodeTracker(environment.num_envs), np.zeros(environment.num_envs, bool)
             rows, state = self._advance(policy, environment, rows, state)
-            is_cut &= ~rows.is_first
-            ended = [episode for episode in tracker.track(rows) if not is_cut[episode.env_index]]
-            outlived = np.flatnonzero(~is_cut & ~rows.is_last & (tracker.lengths >= limit))
-            is_cut[outlived] = True
-            for episode in [*ended, *tracker.cut(outlived)]:
+            rounds += 1
+            ended = tracker.track(rows)
+            if rounds >= limit:
+                is_cut &= ~rows.is_first
+                ended = [episode for episode in ended if not is_cut[episode.env_index]]
+                outlived = np.flatnonzero(~is_cut & ~rows.is_last & (tracker.lengths >= limit))
+                is_cut[outlived] = True
+                ended += tracker.cut(outlived)
+            for episode in ended:
                 if quota[episode.env_index] > 0:
                     quota[episode.env_index] -= 1
                     played.append(episode)
@@ -146,16 +155,22 @@ class Evaluator:
         """The evaluation environments, made when first needed."""
         return self.make_environment()
 
-    def _begin(self) -> tuple[Environment, EnvRows]:
-        if self._start is None:
-            rows = self.environment.reset()
-            self._start = (self.environment.get_state(), rows)
+    def _begin(self, episodes: int = 1) -> tuple[Environment, EnvRows]:
+        environment = self.environment
+        if episodes > environment.num_envs:
+            if episodes not in self._wide:
+                self._wide[episodes] = self.widen(environment, episodes)
+            environment = self._wide[episodes]
+        if environment.num_envs in self._starts:
+            environment.set_state(self._starts[environment.num_envs][0])
         else:
-            self.environment.set_state(self._start[0])
-        return self.environment, self._start[1]
+            rows = environment.reset()
+            self._starts[environment.num_envs] = (environment.get_state(), rows)
+        return environment, self._starts[environment.num_envs][1]
 
     def close(self) -> None:
         if "environment" in vars(self):
-            self.environment.close()
+            for environment in {self.environment, *self._wide.values()}:
+                environment.close()
             del self.environment
-            self._start = None
+        self._wide, self._starts = {}, {}

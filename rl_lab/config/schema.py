@@ -46,7 +46,7 @@ class EvaluationBlock:
     warmup_steps: int = 0
     episodes: int = 10
     final_episodes: int = 100
-    num_envs: int = 10
+    num_envs: int | Literal["auto"] = "auto"
     timeout_steps: int | None = None
     video: bool = True
     video_every: int | None = None
@@ -54,8 +54,9 @@ class EvaluationBlock:
     dream_every_updates: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"warmup_steps": 0, "episodes": 1, "final_episodes": 0, "num_envs": 1, "timeout_steps": 1}
+        least = {"warmup_steps": 0, "episodes": 1, "final_episodes": 0, "timeout_steps": 1}
         least |= {"dream_every_steps": 1, "dream_every_updates": 1, "video_every": 1}
+        least |= {"num_envs": 1} if self.num_envs != "auto" else {}
         for name, lowest in least.items():
             _at_least(lowest, getattr(self, name), place=f"evaluation.{name}")
 

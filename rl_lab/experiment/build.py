@@ -27,6 +27,7 @@ from rl_lab.config.construct import PART_KEYS, READERS, call_checked, construct,
 from rl_lab.config.schema import Config, EvaluationBlock, Settings, read_settings, refuse_steps_that_never_come
 from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
+from rl_lab.environments.vector import NativeEnvironment
 from rl_lab.experiment.curriculum import Borrowed, Curriculum, pin_sources
 from rl_lab.experiment.debugging import Debugging, attach_debugging
 from rl_lab.experiment.film import film_plan, showing_returns, video_plan
@@ -59,6 +60,7 @@ from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import Parts, WorkflowContext
 
 EVALUATIONS, LEAST_EVALUATIONS = 10, 3  # of a run by default
+EVALUATION_ENVS, MOST_EVALUATION_ENVS = 10, 100  # where `evaluation.num_envs` is auto
 USUAL_EPISODE_STEPS = 1000  # where an environment has no limit
 POLICY = ("components", "controllers")  # the sections of a checkpoint that act
 READERS[ScheduledNumber] = parse_number  # for buffers, which know no schedules
@@ -226,8 +228,8 @@ def make_plans(
 
 
 def automatic_cadence(settings: Settings, environment: Environment | None) -> Cadence:
-    """About ten evaluations in a run, the last one included; fewer where they would step environments more often than
-    training does, which is what they cost.
+    """About ten evaluations in a run, the last one included; fewer where they would step environments more than
+    half as often as training does, which is what they cost.
 
     It goes by the planned steps (or updates), never by the clock: a repeated run evaluates at the same steps.
     """
@@ -240,8 +242,8 @@ def automatic_cadence(settings: Settings, environment: Environment | None) -> Ca
         whole = None if None in updates else sum(each or 0 for each in updates)
         return Cadence(None, whole // EVALUATIONS + 1 if whole and whole >= EVALUATIONS else None, place="evaluation")
     episode = look.timeout_steps or environment.spec.max_episode_steps or USUAL_EPISODE_STEPS
-    rounds, own_rounds = total // environment.num_envs, episode * -(-look.episodes // look.num_envs)
-    count = min(EVALUATIONS, max(LEAST_EVALUATIONS, -(-rounds // own_rounds)))
+    rounds, own_rounds = total // environment.num_envs, episode * -(-look.episodes // evaluation_envs(look))
+    count = min(EVALUATIONS, max(LEAST_EVALUATIONS, -(-rounds // (2 * own_rounds))))
     cycle = environment.num_envs * max(phase.collect_steps for phase in settings.phases)
     return Cadence(-(-(total + cycle) // count), None, place="evaluation")  # none at the end, where the last one is
 
@@ -324,11 +326,23 @@ def build_curriculum(
     )
 
 
+def evaluation_envs(block: EvaluationBlock) -> int:
+    return EVALUATION_ENVS if block.num_envs == "auto" else block.num_envs
+
+
 def build_evaluator(
     config: Config, block: EvaluationBlock, runtime: Runtime, report: Callable[[str], None] = lambda sentence: None
 ) -> Evaluator:
+    make = partial(build_environment, config, stream="eval_environment")
+
+    def widen(environment: Environment, episodes: int) -> Environment:
+        is_cheap = isinstance(environment, NativeEnvironment) and environment.is_one_array
+        can_grow = is_cheap and block.num_envs == "auto"
+        return make(num_envs=min(episodes, MOST_EVALUATION_ENVS)) if can_grow else environment
+
     return Evaluator(
-        lambda: build_environment(config, stream="eval_environment", num_envs=block.num_envs),
+        lambda: make(num_envs=evaluation_envs(block)),
+        widen=widen,
         make_render_environment=lambda: build_environment(config, stream="play_environment", num_envs=1, render=True),
         device=runtime.device,
         timeout_steps=block.timeout_steps,

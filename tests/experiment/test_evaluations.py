@@ -13,9 +13,10 @@ import torch
 from rl_lab import api
 from rl_lab.config.compose import compose
 from rl_lab.config.schema import read_settings
-from rl_lab.experiment.build import automatic_cadence, build_environment
+from rl_lab.experiment.build import automatic_cadence, build_environment, build_evaluator, build_runtime
 from rl_lab.experiment.debugger import is_debugged, simplified_if_debugged
 from rl_lab.runs.metrics_file import read_metrics, series
+from rl_lab.types import PolicyStep
 from rl_lab.utils.seeding import untouched_randomness
 
 TINY = ["environment.num_envs=4", "training.phases.train.collect_steps=16", "algorithm.minibatch_size=32"]
@@ -40,11 +41,41 @@ def test_a_run_is_evaluated_about_ten_times_by_its_planned_steps() -> None:
     assert 9 * every < 49_985 and 10 * every >= last  # nine on the way, the tenth is the one at the end
 
 
-def test_evaluations_step_no_more_often_than_the_training_unless_they_would_be_fewer_than_three() -> None:
-    every, _ = cadence_of("ppo_cartpole")  # 2,344 rounds of 64 environments; an evaluation takes 500 at most: five
-    assert every is not None and 150_000 // every == 4  # and one at the end
+def test_evaluations_step_half_as_often_as_the_training_at_most_unless_they_would_be_fewer_than_three() -> None:
+    every, _ = cadence_of("ppo_cartpole", "total_timesteps=300000")  # 4,688 rounds of 64; an evaluation takes up to 500
+    assert every is not None and 300_000 // every == 4  # and one at the end
     every, _ = cadence_of("ppo_cartpole", "total_timesteps=30000")
     assert every is not None and 30_000 // every == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ([], [10, 10, 30, 100]),  # all at once, as many as there are episodes
+        (["evaluation.num_envs=4"], [4] * 4),
+        (["environment.vectorization=sync"], [10] * 4),  # where each of them costs as much as the first
+    ],
+)
+def test_environments_that_move_as_one_array_play_every_episode_at_once(words: list[str], sizes: list[int]) -> None:
+    config = compose("ppo_cartpole", words)
+    evaluator = build_evaluator(config, read_settings(config).evaluation, build_runtime(config))
+    seen: list[int] = []
+
+    def fall_over(time_step: Any, state: Any, *, mode: str) -> PolicyStep:
+        seen.append(time_step.num_envs)
+        return PolicyStep(torch.zeros(time_step.num_envs, dtype=torch.int64))
+
+    def play(episodes: int) -> int:
+        seen.clear()
+        assert len(evaluator.play_episodes(fall_over, episodes=episodes)) == episodes
+        assert len({*seen}) == 1
+        return seen[0]
+
+    assert [play(episodes) for episodes in (2, 10, 30, 300)] == sizes
+    returns = [[each.episode_return for each in evaluator.play_episodes(fall_over, episodes=30)] for _ in range(2)]
+    assert returns[0] == returns[1]
+    evaluator.close()
+    evaluator.close()
 
 
 @pytest.mark.parametrize("word", ["evaluation.final_episodes=0", "preset=debug", "evaluation.every_updates=7"])
@@ -101,7 +132,7 @@ def test_under_a_debugger_there_is_one_environment_and_no_subprocess(caplog: pyt
         sys.settrace(former)
     assert is_seen
     assert (simple["environment"]["num_envs"], simple["environment"]["vectorization"]) == (1, "sync")
-    assert (config["environment"]["num_envs"], simple["evaluation"]["num_envs"]) == (64, 10)  # what one named stays
+    assert (config["environment"]["num_envs"], simple["evaluation"]["num_envs"]) == (64, "auto")  # what one named stays
     assert caplog.messages == [
         "A debugger is attached, so this run uses environment.num_envs=1 environment.vectorization=sync; name them to "
         "keep yours."

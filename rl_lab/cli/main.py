@@ -16,7 +16,7 @@ from rl_lab.cli.parsing import Parser, UsageError, nearest
 from rl_lab.cli.printing import give_up_if_broken, open_closed_streams, say
 from rl_lab.utils.text import printable
 
-# Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or standard modules
+# Heading -> command -> one line. A command `x` lives in rl_lab/cli/x.py (names that shadow builtins or other modules
 # are spelled out in MODULES), whose docstring is its help, and which has ARGUMENTS, `run(arguments) -> int`
 # and, where its words are not read as usual, `read_words`.
 COMMANDS = {
@@ -42,6 +42,7 @@ COMMANDS = {
         "tag": "add tags to a run, or remove them",
         "note": "write a line to the notes of a run",
         "verify": "check a run's files, repeat a run, or prove exact resume, and compare",
+        "wandb": "set up a W&B workspace for the metrics of the runs",
     },
     "find out what is wrong": {
         "debug": "find the first number that is not finite; execute a crash bundle again",
@@ -60,7 +61,7 @@ COMMANDS = {
     },
 }
 SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in group.items()}
-MODULES = {"list": "list_runs", "export-policy": "export_policy"}
+MODULES = {"list": "list_runs", "export-policy": "export_policy", "wandb": "wandb_setup"}
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 

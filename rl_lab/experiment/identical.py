@@ -41,12 +41,21 @@ class Difference:
 def row_differences(recorded: Row, found: Row, *, number: int) -> Iterator[Difference]:
     """Every key in which a row of a run differs from the same row of another."""
     for key in dict.fromkeys([*recorded, *found]):
-        there, here = recorded.get(key), found.get(key)
         if is_wall_clock(key) or key == "non_finite":
             continue
-        if there == here and (key in recorded) == (key in found):  # null: it was not finite
-            continue
+        there, here = recorded.get(key), found.get(key)
+        if key in recorded and key in found:
+            if there is None and here is None and (kinds := _kinds(recorded, found, key)):
+                there, here = kinds
+            if there == here:
+                continue
         yield Difference(key, there, here, _relative(there, here), number, recorded.get("agent_steps"))
+
+
+def _kinds(recorded: Row, found: Row, key: str) -> tuple[Any, Any] | None:
+    """What two nulls stand for: nan, inf or -inf. None where an earlier version wrote the names alone."""
+    there, here = recorded.get("non_finite"), found.get("non_finite")
+    return (there.get(key), here.get(key)) if isinstance(there, Mapping) and isinstance(here, Mapping) else None
 
 
 def state_differences(recorded: StateTree, found: StateTree) -> Iterator[Difference]:

@@ -16,6 +16,7 @@ from rl_lab.metrics.writers import Row, Writer
 from rl_lab.types import MissingExtraError, StateTree
 
 INIT_TIMEOUT_S = 30
+PROJECT = "rl-lab"
 KEY_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
@@ -34,7 +35,7 @@ class WandbWriter(Writer):
         run_id: str,
         config: Mapping[str, Any],
         *,
-        project: str = "rl-lab",
+        project: str = PROJECT,
         entity: str | None = None,
         group: str | None = None,
         tags: Sequence[str] = (),

@@ -94,8 +94,8 @@ class JsonlWriter(_FileWriter):
 
 
 def encode_row(row: Row) -> str:
-    """Valid JSON whatever the numbers: NaN and infinities become null, and `non_finite` lists their names."""
-    non_finite = [name for name, value in row.items() if not math.isfinite(value)]
+    """Valid JSON whatever the numbers: NaN and infinities become null; `non_finite` says which: nan, inf, -inf."""
+    non_finite = {name: str(float(value)) for name, value in row.items() if not math.isfinite(value)}
     if not non_finite:
         return json.dumps(row, allow_nan=False)
     safe: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in row.items()}

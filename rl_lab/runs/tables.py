@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_lab.types import MissingExtraError
+from rl_lab.utils.text import printable
 
 _LATEX = {each: f"\\{each}" for each in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -21,6 +22,8 @@ _LATEX = {each: f"\\{each}" for each in "&%$#_{}"} | {
     ">": r"\textgreater{}",
     "±": r"$\pm$",
 }
+
+LATIN_END = 0x180  # of the letters that pdflatex has without further packages
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,15 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A tabular with booktabs' rules; what LaTeX would read as a command is escaped."""
+    """A tabular with booktabs' rules; what LaTeX would read as a command is escaped. pdflatex knows Latin letters
+    alone: a table with others says what compiles it."""
     is_number = [all(isinstance(row[index], int | float) for row in table.rows) for index in range(len(table.columns))]
     kinds = "".join("r" if numeric and table.rows else "l" for numeric in is_number)
-    lines = [" & ".join(_escape(shown(cell)) for cell in row) + r" \\" for row in (table.columns, *table.rows)]
+    lines = [_latex_line(row) for row in (table.columns, *table.rows)]
     body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-    opening = f"% {table.title}; needs \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{kinds}}}\n"
+    is_latin = all(ord(each) < LATIN_END for line in lines for each in line)
+    needs = "\\usepackage{booktabs}" + ("" if is_latin else ", and lualatex or xelatex for its letters")
+    opening = f"% {printable(table.title)}; needs {needs}\n\\begin{{tabular}}{{{kinds}}}\n"
     return opening + "\n".join(body) + "\n\\end{tabular}\n"
 
 
@@ -135,5 +141,11 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _escape(text: str) -> str:
-    return "".join(_LATEX.get(each, each) for each in text)
+def _latex_line(cells: Sequence[Any]) -> str:
+    line = " & ".join("".join(_LATEX.get(each, each) for each in _line(shown(cell))) for cell in cells)
+    guard = "{}" if line.startswith(("[", "*")) else ""  # else an argument of the command that ends the line before
+    return f"{guard}{line} \\\\"
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))

@@ -203,7 +203,7 @@ def test_a_latex_table_is_whole(rl: Any, here: Path) -> None:
     assert text.count("{") == text.count("}") and r"IQM 95 \%" in text
     compiler = shutil.which("pdflatex") or shutil.which("tectonic")
     if compiler is None:
-        return  # its structure is checked above
+        pytest.skip("its structure is whole; compiling it needs pdflatex or tectonic")
     Path("page.tex").write_text(
         "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\\input{scores.tex}\\end{document}\n"
     )

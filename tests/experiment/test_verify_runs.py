@@ -158,6 +158,14 @@ def test_one_unit_in_the_last_place_and_a_metric_that_is_not_there_are_differenc
     assert (missing.key, missing.relative) == ("loss/policy", math.inf)
 
 
+def test_kinds_of_numbers_that_are_not_finite_are_told_apart() -> None:
+    left = {"agent_steps": 9, "loss/value": None, "non_finite": {"loss/value": "inf"}}
+    assert not list(row_differences(left, left, number=1))
+    (found,) = row_differences(left, {**left, "non_finite": {"loss/value": "-inf"}}, number=1)
+    assert (found.key, found.recorded, found.found, found.relative) == ("loss/value", "inf", "-inf", math.inf)
+    assert not list(row_differences({**left, "non_finite": ["loss/value"]}, left, number=1)), "of an earlier version"
+
+
 def test_the_largest_difference_of_a_tensor_is_named() -> None:
     left = {"a": {"weight": torch.tensor([1.0, 2.0, math.nan])}, "count": 3, "name": "x"}
     right = {"a": {"weight": torch.tensor([1.0, 2.5, math.nan])}, "count": 3, "name": "y"}

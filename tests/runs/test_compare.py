@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -256,6 +258,29 @@ def test_latex_and_html_escape_what_they_would_read_as_theirs() -> None:
     assert "x &amp; &lt;y&gt; \\ ~^" in tables_module.to_html(table)
     assert json.loads(tables_module.to_json(table))[1] == {"a_b": "{z}", "50 %": None}
     assert tables_module.to_markdown(Table("", ("a|b",), [["c|d"]])) == "| a\\|b |\n|---|\n| c\\|d |\n"
+
+
+def test_a_latex_table_compiles_whatever_stands_in_it(tmp_path: Path) -> None:
+    """`[` and `*` at the begin of a line are arguments of what ends the line before; a title is one line."""
+    rows = [
+        [[1, 2], "*starred", 0.5],
+        ["*starred", {"a": [1]}, float("nan")],
+        ["a_b & 50 % ~ ^ \\ # $ {x} <y> ±", "\"quoted\" 'x' -- `tick` | é ß", float("inf")],
+        ["two\nlines", "tab\t\x00\x1b", -1e-9],
+    ]
+    text = tables_module.to_latex(Table("50 % of\nrows \\x", ("[first", "sec_ond", "95 %"), rows))
+    assert text.splitlines()[0].startswith("% ") and text.splitlines()[1] == r"\begin{tabular}{llr}"
+    assert "{}[first & " in text and "\n{}[1, 2] & " in text and "\n{}*starred & " in text and "two lines" in text
+    assert "lualatex" not in text and "lualatex" in tables_module.to_latex(Table("t", ("α",), [[1]]))
+    compiler = shutil.which("pdflatex")
+    if compiler is None:
+        pytest.skip("needs pdflatex")
+    page = f"\\documentclass{{article}}\n\\usepackage{{booktabs}}\n\\begin{{document}}\n{text}\\end{{document}}\n"
+    (tmp_path / "page.tex").write_text(page)
+    words = [compiler, "-halt-on-error", "-interaction=nonstopmode", "page.tex"]
+    done = subprocess.run(words, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
+    assert (tmp_path / "page.pdf").is_file()
 
 
 def test_scores_of_several_environments_are_one_table_for_programs(made: MakeRun, tmp_path: Path) -> None:

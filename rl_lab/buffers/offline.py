@@ -51,7 +51,7 @@ class OfflineBuffer(ReplayBuffer):
                 f"Offline replay: sequence_length is {sequence_length}; write a whole number of at least 2."
             )
         steps = n_step if n_step is not None else (sequence_length or 2) - 1
-        source = open_dataset(dataset, spec)
+        source = self.open(dataset, spec)
         if source.num_rows <= steps:
             raise ConfigError(
                 f"Dataset {source.name} holds {source.num_rows} rows, but a sequence needs {steps + 1}: collect more, "
@@ -61,6 +61,9 @@ class OfflineBuffer(ReplayBuffer):
         super().__init__(num_envs=1, capacity_rows=source.num_rows, batch_size=batch_size, n_step=steps, seed=seed)
         self.dataset, self.fingerprint = source.name, source.fingerprint
         self._load(source, spec)
+
+    def open(self, dataset: str, spec: EnvSpec) -> RowSource:
+        return open_dataset(dataset, spec)
 
     def _load(self, source: RowSource, spec: EnvSpec) -> None:
         """Block by block; each is checked before it is taken."""

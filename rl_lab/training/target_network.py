@@ -49,12 +49,19 @@ class TargetNetwork(nn.Module):
             self.move_towards(module)
 
     @torch.no_grad()
-    def move_towards(self, module: nn.Module) -> None:
-        """One move by `rate`, uncounted: nothing but tensors changes, so that a captured update may contain it."""
+    def move_towards(self, module: nn.Module, rate: Tensor | None = None) -> None:
+        """One move by the own rate or, where it changes over a run, by a 0-dim `rate`; uncounted: nothing but tensors
+        changes, so that a captured update may contain it."""
         if self._followed is None or self._followed.module is not module or not self._followed.still_holds():
             self._followed = _Followed(self.module, module)
         pairs = self._followed
-        if self.rate == 1.0:
+        if not pairs.parameters:
+            pass
+        elif rate is not None:
+            distance = torch._foreach_sub(pairs.their_parameters, pairs.parameters)
+            torch._foreach_mul_(distance, rate)
+            torch._foreach_add_(pairs.parameters, distance)
+        elif self.rate == 1.0:
             torch._foreach_copy_(pairs.parameters, pairs.their_parameters)
         else:
             torch._foreach_lerp_(pairs.parameters, pairs.their_parameters, self.rate)

@@ -127,3 +127,63 @@ class PixelCatch(Drawn):
 
     def _draw(self) -> np.ndarray:
         return np.repeat(np.kron(self._observe()[..., 0], np.ones((4, 4), np.uint8))[..., None], 3, axis=2)
+
+
+class Detour(Drawn):
+    """Walk up to the far side, left or right around a block: 1 there, 0 for running into the block or out of time
+
+    Whoever demonstrates turns late, to a side that nothing in the observation tells: the mean of both leads into the
+    block. `shows`: state (place as x and y), image (uint8), or both.
+    """
+
+    stride = 0.2  # of a whole action, in each direction
+    block, aside = 0.25, 0.3  # half of the block's width, around the origin, and how far demonstrators step aside
+    turn, far = -0.55, 0.9  # rows where they do, and where an episode ends well
+    pixels = 36
+
+    def __init__(self, shows: str = "state", render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        known = {
+            "vector": spaces.Box(-1.0, 1.0, (2,), np.float32),
+            "image": spaces.Box(0, 255, (self.pixels, self.pixels, 3), np.uint8),
+        }
+        self.shows = {"state": ("vector",), "image": ("image",), "both": ("vector", "image")}[shows]
+        self.observation_space = known[self.shows[0]] if len(self.shows) == 1 else spaces.Dict(known)
+        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.place, self.side = np.zeros(2), 1.0
+
+    def _observe(self) -> Any:
+        seen: dict[str, Any] = {"vector": self.place.astype(np.float32)}
+        if "image" in self.shows:
+            seen["image"] = self._draw()
+        return seen[self.shows[0]] if len(self.shows) == 1 else seen
+
+    def _begin(self) -> None:
+        self.place = np.array([self.np_random.uniform(-0.03, 0.03), self.np_random.uniform(-1.0, -0.8)])
+        self.side = float(self.np_random.choice((-1.0, 1.0)))
+
+    def step(self, action: Any) -> Result:
+        self.place = self.place + self.stride * np.clip(np.asarray(action, np.float64).reshape(2), -1.0, 1.0)
+        self.place = np.clip(self.place, -1.0, 1.0)
+        has_hit = bool(np.abs(self.place).max() < self.block)
+        is_far = bool(self.place[1] >= self.far)
+        return self._observe(), float(is_far), has_hit or is_far, False, {}
+
+    def demonstrate(self) -> np.ndarray:
+        """What a demonstrator does now: slowly up, before the block two quick strides aside, and slowly on."""
+        is_turning = self.place[1] >= self.turn and abs(self.place[0]) < self.aside
+        steady = np.array([self.side, 0.75]) if is_turning else np.array([0.0, 0.25])
+        noise = self.np_random.normal(0.0, 0.03, 2)
+        return np.clip(steady + noise, -1.0, 1.0).astype(np.float32)
+
+    def _draw(self) -> np.ndarray:
+        frame, scale = canvas(self.pixels, self.pixels), self.pixels / 2.0
+
+        def at(number: float) -> int:
+            return int(np.clip((1.0 + number) * scale, 1, self.pixels - 2))
+
+        frame[: at(-self.far)] = GREEN
+        frame[at(-self.block) : at(self.block), at(-self.block) : at(self.block)] = RED
+        column, row = at(self.place[0]), at(-self.place[1])
+        frame[row - 1 : row + 2, column - 1 : column + 2] = DARK
+        return frame

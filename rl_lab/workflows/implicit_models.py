@@ -99,7 +99,8 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
             plan = torch.zeros(shape, device=time_step.reward.device) if state is None else state["plan"]
             rows["previous plan"] = plan.masked_fill(time_step.is_first[:, None, None], 0.0)
         answer = self.respond(rows, {}, mode=mode)
-        return PolicyStep(answer.pop("action"), answer or None)
+        action = answer.pop("action")
+        return PolicyStep(action, answer or None, dict(answer) if mode == "eval" else {})  # films show plans, rows none
 
     @torch.no_grad()
     def respond(self, rows: Batch, numbers: Batch, *, mode: Mode) -> Batch:

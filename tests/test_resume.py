@@ -87,6 +87,7 @@ SMALL_TDMPC2 = [
     "training.phases.pretrain.duration_updates=2",
     *SMALL_SAC,
 ]
+FEW_PLANS = [f"controllers.planner.{word}" for word in ("candidates=16", "best=4", "iterations=2")]
 SMALL_PLANET = [*TINY_PLANET, *SMALL_DREAMER[len(TINY_DREAMER) :]]
 CASES = {
     "ppo discrete, native": ["ppo_cartpole", "environment.num_envs=4", *SMALL_PPO],
@@ -119,6 +120,8 @@ CASES = {
     "dreamer from pixels": ["rl_lab/PixelCatch-v0:dreamer", *SMALL_DREAMER],
     "dreamer under action masks": ["rl_lab/MaskedChain-v0:dreamer", *SMALL_DREAMER],
     "planet": ["planet_pendulum", *SMALL_PLANET],
+    "planet with mppi, whose plans go on": ["planet_pendulum", "planner=mppi", *SMALL_PLANET],
+    "dreamer with mppi": ["dreamer_v3_pendulum", "planner=mppi", *FEW_PLANS, *SMALL_DREAMER],
     "tdmpc2": ["rl_lab/PointMass-v0:tdmpc2", *SMALL_TDMPC2],
     "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
 }

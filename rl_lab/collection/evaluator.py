@@ -98,7 +98,8 @@ class Evaluator:
         return played
 
     def play_rows(self, policy: Policy, *, length: int) -> Batch:
-        """The first `length` rows of every environment and the actions that answered them, `[N, T, ...]`."""
+        """The first `length` rows of every environment, the actions that answered them and what the policy keeps beside
+        them, `[N, T, ...]`."""
         environment, rows = self._begin()
         kept: list[Batch] = []
         state: Any = None
@@ -107,7 +108,7 @@ class Evaluator:
             time_step = to_time_step(rows, self.device)
             with torch.inference_mode():
                 policy_step = policy(time_step, state, mode="eval")
-            row = {**row_of(time_step), "action": policy_step.action}
+            row = {**row_of(time_step), "action": policy_step.action, **policy_step.extras}
             kept.append({key: values.clone() for key, values in row.items()})  # environments may reuse their memory
             rows, state = environment.step(policy_step.action.cpu().numpy()), policy_step.state
         return {key: torch.stack([row[key] for row in kept], dim=1) for key in kept[0]}

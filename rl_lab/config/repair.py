@@ -27,8 +27,15 @@ from rl_lab.config.files import (
 from rl_lab.config.groups import as_dict, join_groups, set_value, values_by_key
 from rl_lab.types import ConfigError
 
-LATE_GROUPS = ("memory", "decoder", "task", "preset")  # whose files may name another class for a block
-PART_GROUPS = ("memory", "q_values", "replay", "decoder")  # of which an experiment may have made its own choice
+LATE_GROUPS = ("memory", "decoder", "planner", "task", "preset")  # whose files may name another class for a block
+PLANNER = "controllers.planner"
+PART_GROUPS = (
+    "memory",
+    "q_values",
+    "replay",
+    "decoder",
+    "planner",
+)  # of which an experiment may have made its own choice
 
 
 def repair_joined(joined: Any, experiment: str | None, overrides: Sequence[Override], config_dir: Path | None) -> None:
@@ -47,6 +54,8 @@ def repair_config(
     named = values_by_key(overrides)
     files = list(experiment_files(experiment, config_dir))
     _leave_out_absent_parts(config, named.get("preset", "none"), config_dir)
+    if (choices_of(files) | named).get("planner") == "none" and not any(key.startswith(PLANNER) for key in named):
+        config["controllers"]["planner"] = None  # the experiment's own numbers go with it
     _forget_replaced_choices(config, files, named, config_dir)
     _start_replaced_blocks_afresh(config, files, named, config_dir)
     _refuse_choices_without_effect(config, named, config_dir)
@@ -96,11 +105,14 @@ def _misfit(task: str, environment: str, algorithm: str | None, config_dir: Path
 
 
 def _keep_chosen_size(joined: Any, named: dict[str, str], config_dir: Path | None) -> None:
-    """A size chosen by name replaces the experiment's own numbers."""
+    """A size chosen by name replaces the experiment's own numbers; a part that is left out (`null`) stays so."""
     if (file := find(f"size/{named.get('size', 'none')}.yaml", config_dir)) is not None:
-        numbers = read(file)
+        numbers, known = read(file), as_dict(joined, resolve=False)
         for path in [path for path in paths_of(numbers) if path not in named]:
-            if not isinstance(value := value_at(numbers, path), dict):
+            is_left_out = (
+                path.rpartition(".")[0] in paths_of(known) and value_at(known, path.rpartition(".")[0]) is None
+            )
+            if not isinstance(value := value_at(numbers, path), dict) and not is_left_out:
                 set_value(joined, path, value)
 
 
@@ -137,7 +149,8 @@ def _forget_replaced_choices(
 def _start_replaced_blocks_afresh(
     config: Config, files: Sequence[Path], named: dict[str, str], config_dir: Path | None
 ) -> None:
-    """A block whose `_target_` is named anew holds only what was named with it, and the `input` it had.
+    """A block whose `_target_` is named anew holds only what was named with it, the `input` it had, and of planners
+    the `horizon`: how far a model can be trusted is the algorithm's business.
 
     The keys of the old class are not those of the new one.
     """
@@ -146,8 +159,9 @@ def _start_replaced_blocks_afresh(
     paths = {path for file in (*files, *late) if file is not None for path in paths_of(read(file))} | named.keys()
     for path in [path.removesuffix("._target_") for path in paths if path.endswith("._target_")]:
         block = value_at(config, path)
+        kept = ("input", "horizon") if path == PLANNER else ("input",)
         if isinstance(block, dict):
-            for key in [key for key in block if key != "input" and f"{path}.{key}" not in paths]:
+            for key in [key for key in block if key not in kept and f"{path}.{key}" not in paths]:
                 del block[key]
 
 

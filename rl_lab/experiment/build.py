@@ -400,7 +400,7 @@ def build_agent(
         num_envs=int(config["environment"]["num_envs"]),
     )
     workflow.initialize(context)
-    for parts in (components, optimizers):
+    for parts in (components, controllers, optimizers):
         _refuse_unused(parts, workflow)
     runtime.compile_methods(workflow)
     runtime.capture_methods(workflow)
@@ -472,8 +472,8 @@ def _build_optimizer(name: str, block: Mapping[str, Any], built: Mapping[str, An
 
 
 def _refuse_unused(parts: Parts, workflow: Workflow) -> None:
-    """A part that the workflow never asks for would sit there and learn nothing."""
-    unused = [name for name in parts if name not in parts.asked]
+    """A part that the workflow never asks for would sit there and learn nothing; a phase may ask for one that acts."""
+    unused = [name for name in parts if name not in parts.asked and not hasattr(parts.peek(name), "sample")]
     if unused:
         raise ConfigError(
             f"{parts.kind}.{unused[0]} is not used by {type(workflow).__name__}.{did_you_mean(unused[0], parts.asked)} "

@@ -27,7 +27,7 @@ FPS = 10.0  # slow enough to compare by eye
 TILE, GAP, HEADER = 128, 4, 24  # pixels: least height of an image, space around it, its title
 CURVE_WIDTH, CURVE_HEIGHT = 220, 136  # pixels
 MOST_ELEMENTS = 4  # curves of an observation without an image
-NUMBERS = ("reward", "continue", "value")
+NUMBERS = ("reward", "continue", "value", "planned reward", "planned return")
 COLOURS = {"real": "#30363c", "reconstruction": "#2f6db5", "open_loop": "#d9702c"}
 OBSERVED, OPEN_LOOP = (70, 160, 80), (200, 60, 50)
 
@@ -186,7 +186,7 @@ def curve_columns(views: Views) -> dict[str, dict[str, np.ndarray]]:
         columns |= _elements(views)
     for name in NUMBERS:
         there = {view: views[view][name] for view in COLOURS if name in views[view]}
-        if "open_loop" in there:
+        if len(there) > ("real" in there):  # the model says something of it
             columns[name] = there
     return {
         title: {view: np.where(is_over, np.nan, values.astype(np.float64)) for view, values in column.items()}
@@ -217,7 +217,7 @@ def _draw(axes: Any, values: Mapping[str, np.ndarray], context: int) -> list[Any
     axes.axvline(context - 0.5, color="#9aa2a9", linewidth=0.8, linestyle=":")
     axes.tick_params(labelsize=6, length=2)
     axes.margins(y=0.1)
-    axes.set_xlim(0, max(1, len(values["open_loop"]) - 1))
+    axes.set_xlim(0, max(1, len(next(iter(values.values()))) - 1))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return [line for each in lines for line in each]

@@ -31,6 +31,10 @@ class Parts(Mapping[str, Any]):
         self.asked.add(name)
         return self._parts[name]
 
+    def peek(self, name: str) -> Any:
+        """The part called `name`, without a user for it."""
+        return self._parts[name]
+
     def __contains__(self, name: object) -> bool:
         return name in self._parts
 

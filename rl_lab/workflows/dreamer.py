@@ -27,14 +27,13 @@ from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, checked_fraction, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
-from rl_lab.workflows.latent_states import LatentStateWorkflow, Network
+from rl_lab.workflows.latent_states import BEFORE, SEEN, LatentStateWorkflow, Network, marked, those_marked
 
 TERMS = {  # which optimiser each loss is for, where they are not all one
     "world_model": ("reconstruction", "reward", "continue", "action_mask", "dynamics", "representation"),
     "actor": ("policy", "entropy"),
     "critic": ("value", "replay_value"),
 }
-SEEN, BEFORE = "seen ", "before "  # mark, in one dictionary, what a row shows and the state that it follows
 
 
 class Actor(Protocol):
@@ -153,9 +152,18 @@ class Dreamer(LatentStateWorkflow):
         with self.context.runtime.autocast(), torch.no_grad():
             is_greedy = mode == "eval" and not self.sample_in_evaluations
             state = self.observe(observation, rows["is_first"], before, deterministic=is_greedy)
+            if self.planner is not None:
+                plan = self.search(state | self.plan_before(before, rows["is_first"]), mode=mode)
+                return {**state, "plan": plan.mean, "action": self.explore(plan.action, mode=mode)}
             policy = self.actor(self.dynamics.features(state), observation.get("action_mask"))
             action = policy.mode() if is_greedy else policy.sample()
             return {**state, "action": self.explore(action, mode=mode)}
+
+    def promise(self, features: Tensor) -> Tensor:
+        """Of plans `[N*C, H, F]`: rewards as long as the episode likely goes on, and then what the critic expects."""
+        reward, goes_on = self.reward_head(features).mean(), self.continue_head(features).mean().cumprod(dim=1)
+        before = torch.cat((torch.ones_like(goes_on[:, :1]), goes_on[:, :-1]), dim=1)
+        return (before * reward).sum(dim=1) + goes_on[:, -1] * self.critic(features[:, -1]).mean()
 
     # --- learning ---
 
@@ -319,11 +327,3 @@ class Dreamer(LatentStateWorkflow):
             heads = {"reward": self.reward_head, "continue": self.continue_head, "value": self.critic}
             numbers = {name: head(features).mean() for name, head in heads.items()}
             return {**self.decoder.reconstruct(features), **states, **numbers, **actions}
-
-
-def marked(mark: str, rows: Batch) -> Batch:
-    return {f"{mark}{key}": value for key, value in rows.items()}
-
-
-def those_marked(mark: str, rows: Batch) -> Batch:
-    return {key.removeprefix(mark): value for key, value in rows.items() if key.startswith(mark)}

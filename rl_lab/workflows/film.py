@@ -6,6 +6,12 @@
     open loop         it observes          it only gets the actions that were taken
 
 Posterior and prior give their likeliest states, so a film leaves the random generators of a run alone.
+
+A model without states of its own (TD-MPC2) tells what it predicts and what its plans promise:
+
+    reward, value     real: what came, and the return from there; the critics' mean at every row, and in the open loop
+    planned reward    the rewards a plan promised for its H actions, and those that came in that time
+    planned return    the same with what follows: the value at the plan's end, and the return that came
 """
 
 from __future__ import annotations
@@ -15,9 +21,11 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
+from rl_lab.components.returns.returns import lambda_return
 from rl_lab.types import Batch, ConfigError
 from rl_lab.workflows.base import Workflow, WorldModelWorkflow
 from rl_lab.workflows.context import WorkflowContext
+from rl_lab.workflows.implicit_models import ImplicitModelWorkflow
 
 Film = dict[str, Batch]
 """`real`, `reconstruction` and `open_loop`, each with observation keys `[B, T, ...]` and numbers `[B, T]`: reward,
@@ -36,9 +44,11 @@ class Dreaming(Protocol):
 
 
 def can_dream(workflow: Workflow) -> TypeGuard[Dreaming]:
-    """Whether a workflow has a model that can imagine and a decoder to show it with."""
+    """Whether a workflow has a model that can imagine, and a decoder or predictions to show it with."""
     if not isinstance(workflow, WorldModelWorkflow):
         return False
+    if isinstance(workflow, ImplicitModelWorkflow):
+        return True
     methods = {"dynamics": ("observe", "imagine", "begin", "features"), "decoder": ("reconstruct",)}
     return hasattr(workflow, "encoder") and all(
         hasattr(getattr(workflow, part, None), method) for part, names in methods.items() for method in names
@@ -61,6 +71,9 @@ def make_film(workflow: Dreaming, rows: Batch, *, context: int) -> Film:
         raise ConfigError(f"context is {context}, but there are {length} rows: write a number from 1 to {length - 1}.")
     runtime, dynamics = workflow.context.runtime, workflow.dynamics
     rows = runtime.to_device(rows)
+    if isinstance(workflow, ImplicitModelWorkflow):
+        with runtime.autocast():
+            return _tell(workflow, rows, context)
     with runtime.autocast():
         seen = _observe(workflow, rows)
         # Row c-1 is the last one seen: the action that answered it leads to row c.
@@ -73,10 +86,12 @@ def make_film(workflow: Dreaming, rows: Batch, *, context: int) -> Film:
         }
         reconstruction, open_loop = (_show(workflow, dynamics.features(states)) for states in (seen, joined))
     real = {key: rows[key] for key in reconstruction if key in rows}
-    real["continue"] = (~rows["is_terminal"]).to(torch.float32)
+    return {"real": real | _ends(rows), "reconstruction": reconstruction, "open_loop": open_loop}
+
+
+def _ends(rows: Batch) -> Batch:
     ends = rows["is_last"].to(torch.int64)
-    real["is_over"] = ends.cumsum(dim=1) > ends
-    return {"real": real, "reconstruction": reconstruction, "open_loop": open_loop}
+    return {"continue": (~rows["is_terminal"]).to(torch.float32), "is_over": ends.cumsum(dim=1) > ends}
 
 
 def _observe(workflow: Dreaming, rows: Batch) -> Batch:
@@ -97,3 +112,55 @@ def _show(workflow: Dreaming, features: Tensor) -> Batch:
     heads = {name: getattr(workflow, head, None) for name, head in HEADS.items()}
     numbers = {name: head(features).mean() for name, head in heads.items() if head is not None}
     return {**workflow.decoder.reconstruct(features), **numbers}
+
+
+# --- models without a decoder ------------------------------------------------------------------
+
+
+def _tell(workflow: ImplicitModelWorkflow, rows: Batch, context: int) -> Film:
+    """What a model without a decoder makes of rows `[B, T]`: predictions of rewards and values, and its plans.
+
+    row t      0     1     ...      the reward of row t is what a_t-1 earned, predicted from the latent of row t-1
+    """
+    observed = {key: rows[key] for key in workflow.context.spec.observation}
+    seen = workflow.encoder(observed)  # [B, T, Z]
+    latents = list(seen[:, :context].unbind(dim=1))
+    for action in rows["action"][:, context - 1 : -1].unbind(dim=1):
+        latents.append(workflow.dynamics(latents[-1], action))
+    views = {"reconstruction": seen, "open_loop": torch.stack(latents, dim=1)}
+    film = {name: _numbers(workflow, latent, rows["action"]) for name, latent in views.items()}
+    value = film["reconstruction"]["value"]
+    steps = (rows["reward"], value, rows["is_last"], rows["is_terminal"])
+    returns = lambda_return(*steps, discount=workflow.discount, lambda_=1.0)  # [B, T-1]; the film's end is bootstrapped
+    real = {"reward": rows["reward"], "value": torch.cat((returns, value[:, -1:]), dim=1), **_ends(rows)}
+    if "plan" in rows:
+        promised = _promised(workflow, seen, rows["plan"])
+        film["reconstruction"] |= promised
+        horizon = rows["plan"].shape[2]
+        came = [_later(rows["reward"], step + 1) * workflow.discount**step for step in range(horizon)]
+        real |= {"planned reward": torch.stack(came).sum(dim=0), "planned return": real["value"]}
+    return {"real": real, **film}
+
+
+def _numbers(workflow: ImplicitModelWorkflow, latent: Tensor, action: Tensor) -> Batch:
+    """What latents `[B, T, Z]` predict for the actions taken: numbers `[B, T]`."""
+    reward = workflow.reward_head(latent, action).mean()
+    numbers = {"reward": torch.cat((torch.zeros_like(reward[:, :1]), reward[:, :-1]), dim=1)}
+    if workflow.continue_head is not None:
+        numbers["continue"] = torch.sigmoid(workflow.continue_head(latent))
+    return numbers | {"value": workflow.critic(latent, action).mean().mean(dim=0)}
+
+
+def _promised(workflow: ImplicitModelWorkflow, latent: Tensor, plans: Tensor) -> Batch:
+    """Of the plan made at each row, `[B, T, H, A]`: its discounted rewards, and these with the value at its end."""
+    total = torch.zeros(latent.shape[:2], device=latent.device)
+    for step, action in enumerate(plans.unbind(dim=2)):
+        total = total + workflow.discount**step * workflow.reward_head(latent, action).mean()
+        latent = workflow.dynamics(latent, action)
+    value = workflow.critic(latent, workflow.actor(latent).mode()).mean().mean(dim=0)
+    return {"planned reward": total, "planned return": total + workflow.discount ** plans.shape[2] * value}
+
+
+def _later(values: Tensor, rows: int) -> Tensor:
+    """Values `[B, T]` of so many rows later, 0 behind the film's end."""
+    return torch.cat((values[:, rows:], torch.zeros_like(values[:, :rows])), dim=1)

@@ -12,10 +12,14 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from rl_lab.components.planners.plan import Plan, Search
 from rl_lab.training.schedules import Schedule, value_at
-from rl_lab.types import Batch, LossOutput, Metrics, Phase, PolicyStep, TimeStep
+from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, WorldModelWorkflow, named
 from rl_lab.workflows.context import Policy, WorkflowContext
+
+SEEN, BEFORE = "seen ", "before "  # mark, in one dictionary, what a row shows and the state that it follows
+PLAN = "previous plan"  # beside a state, where a search goes on from
 
 
 class Network(Protocol):
@@ -46,6 +50,11 @@ class Decoder(Protocol):
     reconstruct: Callable[[Tensor], Batch]
 
 
+class Planner(Protocol):
+    horizon: int
+    plan: Callable[[Search], Plan]
+
+
 class LatentStateWorkflow(WorldModelWorkflow):
     """Acts from a model's state, keeps that state in every row, and learns from sequences that begin with one."""
 
@@ -64,6 +73,14 @@ class LatentStateWorkflow(WorldModelWorkflow):
         self.dynamics: Dynamics = context.components.require("dynamics", Dynamics)
         self.decoder: Decoder = context.components.require("decoder", Decoder)
         self.reward_head: Network = context.components.require("reward_head", Network)
+        self.planner: Planner | None = context.controllers.optional("planner", Planner)
+        if self.planner is not None and context.spec.action.kind != "continuous":
+            raise ConfigError(
+                f"controllers.planner plans with continuous actions, but those of {context.spec.id} are "
+                f"{context.spec.action.kind}: write `planner=none`."
+            )
+        if self.planner is not None:
+            self.not_exportable = "it plans anew at every step, with draws of its own"  # type: ignore[misc]
         self.model_parts: dict[str, Any] = {
             "dynamics": self.dynamics,
             "decoder": self.decoder,
@@ -78,7 +95,8 @@ class LatentStateWorkflow(WorldModelWorkflow):
     def blank_state(self, time_step: TimeStep) -> Batch:
         spec, count, device = self.context.spec.action, time_step.num_envs, time_step.reward.device
         action = torch.zeros(count, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
-        return {**self.dynamics.initial_state(count, device), "action": action}
+        plan = {} if self.planner is None else {"plan": action.new_zeros(count, self.planner.horizon, *spec.shape)}
+        return {**self.dynamics.initial_state(count, device), **plan, "action": action}
 
     def model_state(self, state: Batch) -> Batch:
         """Of a policy's state, the model's part."""
@@ -89,6 +107,34 @@ class LatentStateWorkflow(WorldModelWorkflow):
         embedding = self.encoder(observation)
         after, _ = self.dynamics.observe(embedding, before["action"], before, is_first, deterministic=deterministic)
         return after
+
+    # --- planning: a planner knows how plans are scored, and nothing of the state they begin in ---
+
+    def plan_before(self, before: Batch, is_first: Tensor) -> Batch:
+        """The plan `[N, H, A]` of one agent step ago, zeros where an episode begins; none in older checkpoints."""
+        return {PLAN: before["plan"].masked_fill(is_first[:, None, None], 0.0)} if "plan" in before else {}
+
+    def search(self, batch: Batch, *, mode: Mode) -> Plan:
+        """Plans from states `[N, ...]` and, if it is among them, the plan before."""
+        assert self.planner is not None
+        state = {key: value for key, value in batch.items() if key != PLAN}
+        some_part = next(iter(state.values()))
+        (size,) = self.context.spec.action.shape
+
+        def score(plans: Tensor) -> Tensor:
+            starts = {key: value.repeat_interleave(plans.shape[1], dim=0) for key, value in state.items()}
+            steps = plans.flatten(0, 1).unbind(dim=1)
+            states, _ = self.dynamics.imagine(starts, lambda seen, step: steps[step], len(steps))
+            features = self.dynamics.features({key: value[:, 1:] for key, value in states.items()})
+            return self.promise(features).view(plans.shape[:2])
+
+        explores = mode == "train" and not self.exploration_noise  # where a workflow adds noise of its own, no more
+        numbers = len(some_part), size, some_part.device
+        return self.planner.plan(Search(score, *numbers, previous=batch.get(PLAN), explore=explores))
+
+    def promise(self, features: Tensor) -> Tensor:
+        """What plans promise `[N*C]` that lead through features `[N*C, H, F]`: the sum of their rewards."""
+        return self.reward_head(features).mean().sum(dim=1)
 
     def explore(self, action: Tensor, *, mode: Mode) -> Tensor:
         """Continuous actions with `exploration_noise` while collecting; otherwise as they are."""
@@ -137,3 +183,11 @@ class LatentStateWorkflow(WorldModelWorkflow):
         # The buffer writes the fresher states back, and draws by priority if it is told to.
         batch |= {key: outputs.pop(key) for key in (*context, "priority") if key in outputs}
         return {**outputs, **{name: rate for each in rates for name, rate in each.items()}}
+
+
+def marked(mark: str, rows: Batch) -> Batch:
+    return {f"{mark}{key}": value for key, value in rows.items()}
+
+
+def those_marked(mark: str, rows: Batch) -> Batch:
+    return {key.removeprefix(mark): value for key, value in rows.items() if key.startswith(mark)}

@@ -11,25 +11,19 @@ There is no actor, no critic and no end of an episode in a plan: episodes should
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from rl_lab.components.planners.plan import Plan, Search
 from rl_lab.components.world_model.rssm import world_model_loss
 from rl_lab.training.schedules import Schedule
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
-from rl_lab.workflows.latent_states import LatentStateWorkflow
+from rl_lab.workflows.latent_states import LatentStateWorkflow, Planner
 
 TERMS = ("reconstruction", "reward", "dynamics", "representation")
-
-
-class Planner(Protocol):
-    plan: Callable[[Search], Plan]
 
 
 class PlaNet(LatentStateWorkflow):
@@ -60,34 +54,24 @@ class PlaNet(LatentStateWorkflow):
                 "write `algorithm=dreamer`, which takes any."
             )
         super().initialize(context)
-        self.planner: Planner = context.controllers.require("planner", Planner)
+        context.controllers.require("planner", Planner)
         self.optimizers = {"": context.optimizers.require("world_model")}
 
     # --- acting ---
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
-        """`state` is the model's state and the action that followed it; is_first forgets both."""
+        """`state` is the model's state, the action that followed it and the plan it began; is_first forgets them."""
         before = self.blank_state(time_step) if state is None else state
         with self.context.runtime.autocast():
             state = self.observe(time_step.observation, time_step.is_first, before, deterministic=mode == "eval")
-        return self.answer(self.explore(self.plan(state, {})["action"], mode=mode), state, mode=mode)
+        plan = self.plan(state | self.plan_before(before, time_step.is_first), {}, mode=mode)
+        return self.answer(self.explore(plan["action"], mode=mode), state | {"plan": plan["plan"]}, mode=mode)
 
-    def plan(self, batch: Batch, numbers: Batch) -> Batch:
-        """From states `[N, ...]`, the first action `[N, A]` of the plan that promises the most."""
-        some_part = next(iter(batch.values()))
-        count, device = len(some_part), some_part.device
-        (size,) = self.context.spec.action.shape
-
-        def promised_reward(plans: Tensor) -> Tensor:
-            starts = {key: value.repeat_interleave(plans.shape[1], dim=0) for key, value in batch.items()}
-            steps = plans.flatten(0, 1).unbind(dim=1)
-            states, _ = self.dynamics.imagine(starts, lambda seen, step: steps[step], len(steps))
-            features = self.dynamics.features({key: value[:, 1:] for key, value in states.items()})
-            return self.reward_head(features).mean().sum(dim=1).view(plans.shape[:2])
-
+    def plan(self, batch: Batch, numbers: Batch, *, mode: Mode = "eval") -> Batch:
+        """From states `[N, ...]`, the first action `[N, A]` of the plan that promises the most, and the plan."""
         with self.context.runtime.autocast(), torch.no_grad():
-            plan = self.planner.plan(Search(promised_reward, count, size, device))
-        return {"action": plan.action}
+            plan = self.search(batch, mode=mode)
+        return {"action": plan.action, "plan": plan.mean}
 
     # --- learning ---
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from rl_lab.components.world_model.heads import Scalar
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import Agent, build_agent, build_runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec
@@ -175,3 +177,46 @@ def test_a_film_ends_when_everybody_has_played(ends: list[int | None], at_least:
 def test_only_workflows_with_a_world_model_can_dream() -> None:
     assert can_dream(dreamer(VECTOR, DISCRETE))
     assert not can_dream(agent_of("CartPole-v1:ppo", VECTOR, DISCRETE).workflow)
+
+
+# --- a model without a decoder -----------------------------------------------------------------
+
+
+def test_a_film_of_td_mpc2_tells_rewards_values_and_what_plans_promised() -> None:
+    """A latent counts; the reward is the latent, the value ten times it. Discount 0.5, plans of two actions.
+
+    row          0    1    2    3        seen      0  1  2  3      action  1  1  1  1     plan  always (2, 2)
+    reward       .    5    6    7        predicted .  0  1  2      open loop from row 0 on: 0 1 2 3
+    return     5+3+1.75+30/8  6+3.5+30/4  7+15  30    (bootstrapped with the value 30 of row 3)
+    promised   z + 0.5 (z+2), and 0.25 * 10 (z+4) more
+    """
+    from tests.workflows.test_tdmpc2 import make as make_tdmpc2
+
+    workflow, _ = make_tdmpc2(action=ActionSpec("continuous", (1,)))
+    workflow.continue_head, workflow.discount = None, 0.5
+    workflow.encoder = lambda observation: observation["vector"][..., :1]  # type: ignore[assignment]
+    workflow.dynamics = lambda latent, action: latent + action  # type: ignore[assignment]
+    workflow.reward_head = lambda latent, action: Scalar(latent)  # type: ignore[assignment]
+    workflow.actor = lambda latent: SimpleNamespace(mode=lambda: latent)  # type: ignore[assignment]
+    workflow.critic = lambda latent, action: Scalar(10.0 * latent.expand(2, *latent.shape))  # type: ignore[assignment]
+    nothing = torch.zeros(1, 4, dtype=torch.bool)
+    rows = {
+        "vector": torch.arange(4.0).view(1, 4, 1).expand(1, 4, 3),
+        "action": torch.ones(1, 4, 1),
+        "plan": torch.full((1, 4, 2, 1), 2.0),
+        "reward": torch.tensor([[0.0, 5.0, 6.0, 7.0]]),
+        "is_first": nothing,
+        "is_last": nothing,
+        "is_terminal": nothing,
+    }
+    assert can_dream(workflow)
+    state = torch.get_rng_state()
+    film = make_film(workflow, rows, context=1)
+    assert torch.equal(state, torch.get_rng_state())
+    assert film["real"]["value"][0].tolist() == pytest.approx([13.5, 17.0, 22.0, 30.0])
+    assert film["real"]["planned reward"][0].tolist() == [8.0, 9.5, 7.0, 0.0]
+    for view in ("reconstruction", "open_loop"):
+        assert film[view]["reward"][0].tolist() == [0.0, 0.0, 1.0, 2.0]
+        assert film[view]["value"][0].tolist() == [0.0, 10.0, 20.0, 30.0]
+    assert film["reconstruction"]["planned reward"][0].tolist() == [1.0, 2.5, 4.0, 5.5]
+    assert film["reconstruction"]["planned return"][0].tolist() == [11.0, 15.0, 19.0, 23.0]

@@ -100,7 +100,7 @@ def test_a_plan_is_scored_from_its_own_environments_state() -> None:
 def test_noise_is_added_while_collecting_alone_and_the_action_stays_in_bounds() -> None:
     workflow, _ = make()
     planned = torch.tensor([[0.0, 0.95]]).repeat(4000, 1)
-    workflow.plan = lambda batch, numbers: {"action": planned}  # type: ignore[method-assign]
+    workflow.plan = lambda batch, numbers, mode: {"action": planned, "plan": planned}  # type: ignore[method-assign]
     torch.manual_seed(0)
     explored = workflow.act(time_step(4000), None, mode="train")
     assert float(explored.action[:, 0].std()) == pytest.approx(0.3, rel=0.05)

@@ -11,7 +11,8 @@ async    8 environments in worker processes beside the same 8 in this process
 resets   one environment with a slow reset, prefetched beside not (a toy: 0.4 s of episode, 2 s of reset)
 
 Rounds of both sides alternate, so that a busy machine hits both; the ratio is the median over rounds. `--cpu` counts
-the seconds of this process instead of those on the wall (single and native only).
+the seconds of this process instead of those on the wall (single and native only). "others" is how much of the machine's
+time other programs took meanwhile: near 0 %, or the figures of threads and processes say little.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 
 from rl_lab.environments import make_environment
 from rl_lab.environments.lookup import find
@@ -56,17 +58,19 @@ SINGLE = (
 
 @dataclass(frozen=True)
 class Figure:
-    """Steps per second of both sides (the median round), their ratio, and the goal."""
+    """Steps per second of both sides (the median round), their ratio, the goal, and how much of the machine's time
+    other programs took meanwhile."""
 
     what: str
     ours: float
     bare: float
     ratio: float
     goal: float | None
+    others: float = 0.0
 
     def line(self) -> str:
         goal = "" if self.goal is None else f"≥ {self.goal:g}"
-        return f"| {self.what} | {self.ours:,.0f} | {self.bare:,.0f} | {self.ratio:.2f} | {goal} |"
+        return f"| {self.what} | {self.ours:,.0f} | {self.bare:,.0f} | {self.ratio:.2f} | {goal} | {self.others:.0%} |"
 
 
 def compare(
@@ -86,12 +90,16 @@ def compare(
         count *= 2
     count = max(1, round(count * seconds / spent))
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
+    before, began = other_seconds(), time.perf_counter()
     for number in range(rounds):
         sides = [("ours", ours), ("bare", bare)]
         for name, advance in sides if number % 2 else reversed(sides):
             rates[name].append(count / _seconds(advance, count, clock))
     ratio = statistics.median(mine / theirs for mine, theirs in zip(rates["ours"], rates["bare"], strict=True))
-    return Figure(what, statistics.median(rates["ours"]), statistics.median(rates["bare"]), ratio, goal)
+    others = (other_seconds() - before) / (time.perf_counter() - began) / (os.cpu_count() or 1)
+    return Figure(
+        what, statistics.median(rates["ours"]), statistics.median(rates["bare"]), ratio, goal, max(0.0, others)
+    )
 
 
 def _seconds(advance: Advance, count: int, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -102,7 +110,15 @@ def _seconds(advance: Advance, count: int, clock: Callable[[], float] = time.per
 
 def scaled(figure: Figure, num_envs: int) -> Figure:
     """Rounds counted calls; a call steps N environments."""
-    return Figure(figure.what, figure.ours * num_envs, figure.bare * num_envs, figure.ratio, figure.goal)
+    return replace(figure, ours=figure.ours * num_envs, bare=figure.bare * num_envs)
+
+
+def other_seconds() -> float:
+    """Processor seconds that other programs than this one and its workers have spent so far."""
+    times = psutil.cpu_times()
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    mine = [process.cpu_times() for process in family]
+    return sum(times) - times.guest - times.idle - times.iowait - sum(own.user + own.system for own in mine)
 
 
 # --- both sides ---
@@ -173,7 +189,7 @@ def single(timed: Callable[..., Figure], only: str) -> Iterator[Figure]:
         bare = gym.make(find(env_id), disable_env_checker=True, **kwargs)
         figure = timed(f"1 x {name}", our_loop(environment), bare_loop(bare), goal=0.9)
         environment.close(), bare.close()
-        yield figure if figure.bare < FAST else Figure(*list(asdict(figure).values())[:4], goal=None)
+        yield figure if figure.bare < FAST else replace(figure, goal=None)
 
 
 def native(timed: Callable[..., Figure], only: str) -> Iterator[Figure]:
@@ -239,7 +255,7 @@ def main() -> None:
     timed = partial(compare, rounds=arguments.rounds, seconds=arguments.seconds, clock=clock)
     load = os.getloadavg()[0]
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {load:.1f} before it began\n")
-    print("| environments | ours, steps/s | bare, steps/s | ratio | goal |\n|---|---|---|---|---|")
+    print("| environments | ours, steps/s | bare, steps/s | ratio | goal | others |\n|---|---|---|---|---|---|")
     figures = []
     for name in arguments.parts or [name for name in PARTS if not arguments.cpu or name in ("single", "native")]:
         for figure in PARTS[name](timed, arguments.only):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
@@ -99,4 +100,4 @@ def test_environments_are_compared_in_turns_by_the_median_of_the_ratios() -> Non
     assert (figure.ours, figure.bare, figure.ratio) == (0.5, 1.0, 0.5)
     assert order[-6:] == ["bare", "ours", "ours", "bare", "bare", "ours"]
     assert environments.scaled(figure, 8).bare == 8.0 and environments.scaled(figure, 8).ratio == 0.5
-    assert figure.line() == "| x | 0 | 1 | 0.50 | ≥ 0.9 |"
+    assert dataclasses.replace(figure, others=0.25).line() == "| x | 0 | 1 | 0.50 | ≥ 0.9 | 25% |"

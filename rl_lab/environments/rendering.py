@@ -22,6 +22,8 @@ def prepare_headless(*, uses_mujoco: bool = True) -> None:
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return
     os.environ.setdefault("SDL_VIDEODRIVER", "offscreen")  # "dummy" draws nothing at all
+    # Mesa's software renderer splits an image among all cores, which for 64 x 64 pixels costs more than it saves.
+    os.environ.setdefault("LP_NUM_THREADS", "0")
     if uses_mujoco and "MUJOCO_GL" not in os.environ and (backend := mujoco_backend()) is not None:
         os.environ["MUJOCO_GL"] = backend
 

@@ -53,6 +53,18 @@ def test_without_any_backend_nothing_is_named_and_mujoco_can_be_imported(monkeyp
     assert rendering.os.environ["SDL_VIDEODRIVER"] == "offscreen"  # "dummy" would draw nothing
 
 
+@pytest.mark.parametrize("mine", [None, "2"])
+def test_small_images_are_drawn_by_one_thread_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, mine: str | None
+) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("LP_NUM_THREADS", raising=False)
+    if mine is not None:
+        monkeypatch.setenv("LP_NUM_THREADS", mine)
+    rendering.prepare_headless(uses_mujoco=False)
+    assert rendering.os.environ["LP_NUM_THREADS"] == (mine or "0")
+
+
 def test_environments_that_draw_nothing_in_3d_probe_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> str:
         raise AssertionError("each probe is a process")

@@ -76,9 +76,10 @@ class RunIndex:
         is_reversed: bool = False,
         show: Sequence[str] = (),
     ) -> list[dict[str, Any]]:
-        """The runs that fit, newest first or by `sort` (`-FIELD`: texts descending, too). `text` may stand in the id, name,
-        algorithm, environment, tags or notes; `where` are conditions such as `algorithm=ppo` and `eval/return>200` that all hold. Metrics and
-        settings that `where`, `sort` or `show` name stand in the rows under their own names."""
+        """The runs that fit, newest first or by `sort` (`-FIELD`: texts descending, too). `text` may stand in the id,
+        name, algorithm, environment, tags or notes; `where` are conditions such as `algorithm=ppo` and
+        `eval/return>200` that all hold. Metrics and settings that `where`, `sort` or `show` name stand in the rows
+        under their own names."""
         is_descending, sort = (sort or "").startswith("-"), (sort or "").removeprefix("-")
         conditions = [Condition.parse(each) for each in where]
         fields = [condition.field for condition in conditions]

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 
 from rl_lab.cli.parsing import argument
 
-FREE_WORDS = {
+FREE_WORDS = {  # shown so in a usage line -> the shell function that lists them
     "RUN": "runs",
     "EXPERIMENT": "experiments",
-}  # shown so in a usage line -> the shell function that lists them
+    "key=value": "settings",
+    "FILTER | show ID | check ID": "environments",
+}
+OPTION_WORDS = {"--env": "environments", "--algorithm": "algorithms"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class Option:
     choices: tuple[str, ...]
     help: str
 
+    @property
+    def free(self) -> str:
+        """Which shell function lists what it may be given."""
+        return next((OPTION_WORDS[spelling] for spelling in self.spellings if spelling in OPTION_WORDS), "")
+
 
 @dataclass(frozen=True)
 class CommandWords:
@@ -39,7 +47,7 @@ class CommandWords:
     summary: str
     options: tuple[Option, ...]
     words: tuple[str, ...]  # fixed first words: `show`, `check`
-    free: str  # "experiments", "runs" or nothing
+    free: tuple[str, ...]  # the shell functions that list what else may stand there
 
     @property
     def flags(self) -> list[str]:
@@ -57,8 +65,9 @@ def describe_commands() -> list[CommandWords]:
         positional = [action for action in actions if not action.option_strings]
         choices = [str(choice) for action in positional for choice in action.choices or ()]
         words = (*getattr(command_module(name), "ACTIONS", ()), *choices)
-        shown = [str(action.metavar).split(" ")[0] for action in positional]
-        free = next((FREE_WORDS[word] for word in shown if word in FREE_WORDS), "")
+        shown = [str(action.metavar) for action in positional]
+        listed = [FREE_WORDS.get(each) or FREE_WORDS.get(each.split(" ")[0]) for each in shown]
+        free = tuple(dict.fromkeys(each for each in listed if each))
         described.append(CommandWords(name, summary, tuple(options.values()), words, free))
     return described
 
@@ -87,6 +96,9 @@ _rl_lab_experiments() {
     [[ -n ${_RL_LAB_EXPERIMENTS+set} ]] || _RL_LAB_EXPERIMENTS=$(rl-lab completion words 2>/dev/null)
     printf '%s\n' "$_RL_LAB_EXPERIMENTS"
 }
+_rl_lab_settings() { _rl_lab_experiments | grep =; }
+_rl_lab_environments() { _rl_lab_experiments | grep -E '^[^:=]+-v[0-9]+$'; }
+_rl_lab_algorithms() { _rl_lab_experiments | sed -n 's/^algorithm=//p'; }
 _rl_lab_runs() {
     local directory
     printf '%s\n' @last @best
@@ -120,10 +132,14 @@ complete -o default -F _rl_lab rl-lab
 
 
 def bash_script(commands: list[CommandWords]) -> str:
-    choices = _for_choices(commands, lambda words, values: f'        "{words}") words="{values}" ;;')
+    choices = _for_choices(
+        commands,
+        lambda words, values: f'        "{words}") words="{values}" ;;',
+        lambda words, free: f'        "{words}") words="$(_rl_lab_{free})" ;;',
+    )
     words = []
     for command in commands:
-        free = f" $(_rl_lab_{command.free})" if command.free else ""
+        free = "".join(f" $(_rl_lab_{each})" for each in command.free)
         fixed = " ".join([*command.words, *command.flags])
         words.append(f'            {command.name}) words="{fixed}{free}" ;;')
     names = " ".join(command.name for command in commands)
@@ -134,10 +150,26 @@ def bash_script(commands: list[CommandWords]) -> str:
 
 ZSH = r"""#compdef rl-lab
 # zsh completion for rl-lab; made by `rl-lab completion zsh`
-_rl_lab_experiments() {
+_rl_lab_words() {
     (( ${+_rl_lab_names} )) || typeset -ga _rl_lab_names=(${(f)"$(rl-lab completion words 2>/dev/null)"})
+}
+_rl_lab_experiments() {
+    _rl_lab_words
     compadd -- ${_rl_lab_names:#*=}
     compadd -S '' -- ${(M)_rl_lab_names:#*=}
+}
+_rl_lab_settings() {
+    _rl_lab_words
+    compadd -- ${(M)_rl_lab_names:#*=?*}
+    compadd -S '' -- ${(M)_rl_lab_names:#*=}
+}
+_rl_lab_environments() {
+    _rl_lab_words
+    compadd -- ${${(M)_rl_lab_names:#*-v<->}:#*[:=]*}
+}
+_rl_lab_algorithms() {
+    _rl_lab_words
+    compadd -- ${${(M)_rl_lab_names:#algorithm=*}#algorithm=}
 }
 _rl_lab_runs() {
     local -a names=(@last @best runs/*/config.yaml(N:h:t))
@@ -167,14 +199,18 @@ compdef _rl_lab rl-lab
 
 def zsh_script(commands: list[CommandWords]) -> str:
     names = "\n".join(f"        {_quoted(f'{command.name}:{command.summary}')}" for command in commands)
-    choices = _for_choices(commands, lambda words, values: f"        {_quoted(words)}) compadd -- {values}; return ;;")
+    choices = _for_choices(
+        commands,
+        lambda words, values: f"        {_quoted(words)}) compadd -- {values}; return ;;",
+        lambda words, free: f"        {_quoted(words)}) _rl_lab_{free}; return ;;",
+    )
     words = []
     for command in commands:
         options = " ".join(
             _quoted(f"{spelling}:{option.help}") for option in command.options for spelling in option.spellings
         )
         fixed = f"compadd -- {' '.join(command.words)}; " if command.words else ""
-        free = f"_rl_lab_{command.free}; " if command.free else ""
+        free = "".join(f"_rl_lab_{each}; " for each in command.free)
         words.append(f"        {command.name}) {fixed}{free}options=({options}) ;;")
     return _fill(ZSH, COMMANDS=names, CHOICES=choices, WORDS="\n".join(words))
 
@@ -185,6 +221,15 @@ FISH = r"""# fish completion for rl-lab; made by `rl-lab completion fish`
 function __rl_lab_experiments
     set -q __rl_lab_experiment_names; or set -g __rl_lab_experiment_names (rl-lab completion words 2>/dev/null)
     printf '%s\n' $__rl_lab_experiment_names
+end
+function __rl_lab_settings
+    __rl_lab_experiments | string match '*=*'
+end
+function __rl_lab_environments
+    __rl_lab_experiments | string match -r '^[^:=]+-v[0-9]+$'
+end
+function __rl_lab_algorithms
+    __rl_lab_experiments | string replace -f 'algorithm=' ''
 end
 function __rl_lab_runs
     printf '%s\n' @last @best
@@ -203,22 +248,27 @@ def fish_script(commands: list[CommandWords]) -> str:
         begin = f"complete -c rl-lab -n '__fish_seen_subcommand_from {command.name}'"
         if command.words:
             lines.append(f"{begin} -f -a {_quoted(' '.join(command.words))}")
-        if command.free:
-            lines.append(f"{begin} -a '(__rl_lab_{command.free})'")
+        is_file_free = " -f" * bool({*command.free} & {"experiments", "environments"})
+        lines += [f"{begin}{is_file_free} -a '(__rl_lab_{each})'" for each in command.free]
         for option in command.options:
             names = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.spellings]
-            values = f" -x -a {_quoted(' '.join(option.choices))}" if option.choices else " -r" * option.takes_value
+            offered = f"(__rl_lab_{option.free})" if option.free else " ".join(option.choices)
+            values = f" -x -a {_quoted(offered)}" if offered else " -r" * option.takes_value
             lines.append(f"{begin} {' '.join(names)}{values} -d {_quoted(option.help)}")
     return FISH + "\n".join(lines) + "\n"
 
 
-def _for_choices(commands: list[CommandWords], line: Callable[[str, str], str]) -> str:
-    """A line for every option that takes one of a few values: `train --cfg`, `job`."""
+def _for_choices(
+    commands: list[CommandWords], line: Callable[[str, str], str], free_line: Callable[[str, str], str]
+) -> str:
+    """A line for every option whose values are known: `train --cfg`, `job`; `train --env`, `environments`."""
     return "\n".join(
-        line(f"{command.name} {spelling}", " ".join(option.choices))
+        free_line(f"{command.name} {spelling}", option.free)
+        if option.free
+        else line(f"{command.name} {spelling}", " ".join(option.choices))
         for command in commands
         for option in command.options
-        if option.choices
+        if option.choices or option.free
         for spelling in option.spellings
     )
 

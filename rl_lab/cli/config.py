@@ -64,7 +64,8 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     from rl_lab.config.explain import explain
 
-    found = explain(arguments.key, experiment, overrides, config_dir=arguments.config_dir)
+    key = arguments.key.partition("=")[0]  # as a shell completes it: `algorithm.clip_range=`
+    found = explain(key, experiment, overrides, config_dir=arguments.config_dir)
     if arguments.json:
         print_json(asdict(found))
         return 0

@@ -32,11 +32,12 @@ LIMIT_HELP = f"at most N runs (default: {DEFAULT_LIMIT}; with --json, --csv or -
 STATUS_HELP = f"one of {', '.join(STATES)}, or {CRASHED}: failed or killed"
 OPTIONAL = ("LINEAGE", "AGENT STEPS", "TIME", "ENVIRONMENT", "ALGORITHM", "SEED")  # columns of a wide enough window
 
+SORT_HELP = "greatest or newest first, texts from A to Z (default: newest first); -FIELD: texts from Z to A"
 ARGUMENTS = (
     argument("filter", nargs="?", metavar="FILTER", help="show only runs that contain this text"),
     argument("--status", choices=(*STATES, CRASHED), metavar="STATE", help=STATUS_HELP),
     *WHERE,
-    argument("--sort", metavar="FIELD", help="greatest or newest first, texts from A to Z (default: newest first)"),
+    argument("--sort", metavar="FIELD", help=SORT_HELP),
     argument("--reverse", action="store_true", help="the other way round"),
     argument("--show", action="append", default=[], metavar="FIELD", help="a column more; can be repeated"),
     argument("--limit", type=positive, metavar="N", help=LIMIT_HELP),
@@ -73,7 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     text = f"No runs in {runs_dir} yet: rl-lab train"
     if shown:
         asked = [Condition.parse(word).field.name for word in where]
-        asked += [Field.parse(word).name for word in (*([arguments.sort] if arguments.sort else []), *arguments.show)]
+        asked += [
+            Field.parse(word).name
+            for word in (*([arguments.sort.removeprefix("-")] if arguments.sort else []), *arguments.show)
+        ]
         others = len(found) - len(shown)
         rest = f"\n... and {others} {'more' if arguments.sort else 'older'} (--limit {len(found)})" if others else ""
         text = _table(shown, list(dict.fromkeys(asked))) + rest

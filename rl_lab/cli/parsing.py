@@ -63,6 +63,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse all of `words`, options and positionals in any order; a leftover is an error with a suggestion."""
+        words = self._with_dashed_values(words)
         if any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
             arguments, leftover = self.parse_known_args(words)
         else:
@@ -72,6 +73,18 @@ class Parser(argparse.ArgumentParser):
             kind = "option" if leftover[0].startswith("-") else "argument"
             self.error(f"unknown {kind} '{leftover[0]}'.{nearest(leftover[0].partition('=')[0], options)}")
         return arguments
+
+    def _with_dashed_values(self, words: Sequence[str]) -> list[str]:
+        """`--sort -seed` as `--sort=-seed`: a word with one dash that is no option is a value."""
+        joined: list[str] = []
+        for word in words:
+            option = self._option_string_actions.get(joined[-1]) if joined else None
+            is_value = re.match("-[^-]", word) and word.partition("=")[0] not in self._option_string_actions
+            if is_value and option is not None and option.nargs is None:
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return joined
 
 
 def settings_from_options(

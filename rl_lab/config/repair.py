@@ -43,7 +43,10 @@ def repair_joined(joined: Any, experiment: str | None, overrides: Sequence[Overr
     named = values_by_key(overrides)
     files = list(experiment_files(experiment, config_dir))
     algorithm = (choices_of(files) | named).get("algorithm")
+    own_wrappers = _wrappers_of_the_suite(files, named.get("environment"))
     _keep_chosen_environment(joined, overrides, algorithm, _task_of(files), config_dir)
+    if own_wrappers is not None and "environment.wrappers" not in named:
+        set_value(joined, "environment.wrappers", own_wrappers)
     _keep_chosen_size(joined, named, config_dir)
 
 
@@ -65,6 +68,15 @@ def _task_of(files: Sequence[Path]) -> str | None:
     """The task that an experiment is made of (`- /task/atari` among its defaults)."""
     entries = [str(entry) for file in files for entry in defaults_of(file) if isinstance(entry, str)]
     return next((entry.removeprefix("/task/") for entry in entries if entry.startswith("/task/")), None)
+
+
+def _wrappers_of_the_suite(files: Sequence[Path], environment: str | None) -> list[Any] | None:
+    """The wrappers through which an experiment sees its suite, where another environment of that suite is chosen."""
+    suite, own = (environment or "").partition("/")[0], choices_of(files).get("environment", "").partition("/")[0]
+    if not suite or suite != own:
+        return None
+    found = [read(file).get("environment", {}).get("wrappers") for file in files]
+    return next((wrappers for wrappers in reversed(found) if wrappers), None)
 
 
 def _keep_chosen_environment(

@@ -25,6 +25,8 @@ from rl_lab.utils.tree import map_leaves
 from rl_lab.workflows.base import Workflow
 
 CRASH = "crash"  # the folder of a run with its bundles
+CURE = "a smaller learning rate (`lr=...`) or `max_grad_norm`"
+LEARNT = ("loss", "gradient", "parameter", "metric")
 SECTIONS = ("components", "controllers", "optimizers", "workflow_custom", "phase_state", "rng")
 
 
@@ -151,6 +153,8 @@ class Watch:
             state = {**before, "about": about}
             path = store.save(state, agent_steps=counts.agent_steps, counts=counts.as_dict())
         origin = "" if place.origin is None else f" It comes from {place.origin}."
+        if place.what in LEARNT:
+            note += f" Where the formula is right, learning runs away: write {CURE}."
         again = "" if path is None else f" Do it again with `rl-lab debug replay {path}`."
         when = f"at {counts.agent_steps:,} agent steps, {counts.updates:,} updates, in {during}"
         return NonFiniteError(place, f"Not finite: {place} {when}.{origin}{note}{again}", path)

@@ -76,9 +76,11 @@ class RunIndex:
         is_reversed: bool = False,
         show: Sequence[str] = (),
     ) -> list[dict[str, Any]]:
-        """The runs that fit, newest first or by `sort`. `text` may stand in the id, name, algorithm, environment, tags
-        or notes; `where` are conditions such as `algorithm=ppo` and `eval/return>200` that all hold. Metrics and
-        settings that `where`, `sort` or `show` name stand in the rows under their own names."""
+        """The runs that fit, newest first or by `sort` (`-FIELD`: texts descending, too). `text` may stand in the id,
+        name, algorithm, environment, tags or notes; `where` are conditions such as `algorithm=ppo` and
+        `eval/return>200` that all hold. Metrics and settings that `where`, `sort` or `show` name stand in the rows
+        under their own names."""
+        is_descending, sort = (sort or "").startswith("-"), (sort or "").removeprefix("-")
         conditions = [Condition.parse(each) for each in where]
         fields = [condition.field for condition in conditions]
         fields += [Field.parse(word) for word in (*([sort] if sort else []), *show)]
@@ -102,7 +104,8 @@ class RunIndex:
         found = [public(dict(zip(names, row, strict=True))) for row in rows]
         if sort:
             name = Field.parse(sort).name
-            found = in_order(found, [row[name] for row in found], is_reversed=is_reversed)
+            values = [row[name] for row in found]
+            found = in_order(found, values, is_reversed=is_reversed, is_descending=is_descending)
         return found[::-1] if is_reversed and not sort else found
 
     def rebuild(self) -> int:

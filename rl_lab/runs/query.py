@@ -124,13 +124,15 @@ def as_text(value: Any) -> str:
     return text.replace(" ", "") if text.startswith("[") else text
 
 
-def in_order(rows: Sequence[dict[str, Any]], values: Sequence[Any], *, is_reversed: bool) -> list[dict[str, Any]]:
-    """Greatest numbers first, newest times first, other texts from A to Z; `is_reversed` the other way round. Runs
-    without the value come last either way, and equals stay as they were."""
+def in_order(
+    rows: Sequence[dict[str, Any]], values: Sequence[Any], *, is_reversed: bool, is_descending: bool = False
+) -> list[dict[str, Any]]:
+    """Greatest numbers first, newest times first, other texts from A to Z unless `is_descending`; `is_reversed` the
+    other way round. Runs without the value come last either way, and equals stay as they were."""
     pairs = [(value, row) for value, row in zip(values, rows, strict=True) if value is not None]
     without = [row for value, row in zip(values, rows, strict=True) if value is None]
     is_numeric = all(isinstance(value, int | float) for value, _ in pairs)
     is_time = all(isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value) for value, _ in pairs)
     key: Callable[[Any], Any] = (lambda pair: pair[0]) if is_numeric else (lambda pair: as_text(pair[0]))
-    pairs.sort(key=key, reverse=(is_numeric or is_time) != is_reversed)
+    pairs.sort(key=key, reverse=(is_numeric or is_time or is_descending) != is_reversed)
     return [row for _, row in pairs] + without

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +93,9 @@ offer "rl-lab train Acrobot-v1:"
 offer "rl-lab train --env Acro"
 offer "rl-lab train environment.id=Acro"
 offer "rl-lab train ppo_acr"
+offer "rl-lab envs check Acro"
+offer "rl-lab train --algorithm d"
+offer "rl-lab resume my_run training.ph"
 """
 
 
@@ -104,9 +112,12 @@ def test_bash_completes_settings_values_groups_and_environments(rl: Any, tmp_pat
         "12m",
         "total_timesteps=",
         "ppo",
-        "Acrobot-v1:ppo Acrobot-v1",
+        "Acrobot-v1",
         "Acrobot-v1",
         "ppo_acrobot",
+        "Acrobot-v1",
+        "dqn dreamer dreamer_v2 dreamer_v3_2023",
+        "training.phases.train.duration_steps=",
     ]
 
 
@@ -122,3 +133,86 @@ def test_the_words_come_without_torch_and_at_once() -> None:
     assert heavy == "set()" and float(seconds) < 0.3
     words = answer.stdout.splitlines()
     assert len(words) == len(set(words)) and {"ppo_cartpole", "seed=", "memory=lstm", "lr="} <= {*words}
+
+
+# what is typed -> what another TAB makes of it, or what is offered
+TYPED = {
+    "rl-lab tr": ["train"],
+    "rl-lab train ppo_acr": ["ppo_acrobot"],
+    "rl-lab train --run": ["--run-id", "--runs-dir"],
+    "rl-lab train total_t": ["total_timesteps="],
+    "rl-lab train size=12": ["size=12m"],
+    "rl-lab train runtime.device=cu": ["runtime.device=cuda", "runtime.device=cuda:1"],
+    "rl-lab train Acrobot-v1:": ["Acrobot-v1:ppo"],
+    "rl-lab train --env Acro": ["Acrobot-v1"],
+    "rl-lab envs check Acro": ["Acrobot-v1"],
+    "rl-lab train --algorithm dq": ["dqn"],
+    "rl-lab resume my": ["my_run"],
+    "rl-lab resume @": ["@best", "@last"],
+    "rl-lab resume my_run training.ph": ["training.phases.train.duration_steps="],
+    "rl-lab resume --mode warm_start_": ["warm_start_optimizer"],
+}
+
+
+@pytest.fixture
+def folder(rl: Any, tmp_path: Path) -> Path:
+    """With the scripts of all shells, the words, and one run."""
+    for shell in ("bash", "zsh", "fish", "words"):
+        (tmp_path / f"completion.{shell}").write_text(rl("completion", shell).out)
+    (tmp_path / "runs" / "my_run").mkdir(parents=True)
+    (tmp_path / "runs" / "my_run" / "config.yaml").write_text("")
+    return tmp_path
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_a_real_fish_completes(folder: Path) -> None:
+    script = ["source completion.fish", "function rl-lab; cat completion.words; end"]
+    script += [f"echo '> {line}'; complete -C '{line}'" for line in TYPED]
+    environment = {**os.environ, "HOME": str(folder)}
+    command = ["fish", "--no-config", "-c", "\n".join(script)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environment)
+    assert answer.stderr == ""
+    offered: dict[str, list[str]] = {}
+    for line in answer.stdout.splitlines():
+        if line.startswith("> "):
+            words = offered[line[2:]] = []
+        else:
+            words.append(line.split("\t")[0])
+    assert {line: sorted(words) for line, words in offered.items()} == TYPED
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_a_real_zsh_completes(folder: Path) -> None:
+    """Typed into a zsh on a pseudo-terminal: one candidate is written out, several are listed."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(folder)
+        os.execvpe("zsh", ["zsh", "-f", "-i"], {**os.environ, "TERM": "dumb", "HOME": str(folder)})
+
+    def read_until(expected: str) -> str:
+        seen, end = "", time.monotonic() + 30
+        while expected not in seen and time.monotonic() < end:
+            if select.select([terminal], [], [], 0.1)[0]:
+                seen += os.read(terminal, 65536).decode(errors="replace")
+        assert expected in seen, f"{expected!r} is not in {seen!r}"
+        return seen
+
+    try:
+        begin = (
+            "PS1=; setopt no_beep; autoload -Uz compinit; compinit -u -D; source completion.zsh; stty cols 200 rows 90;"
+        )
+        os.write(terminal, f"{begin} rl-lab() {{ cat completion.words }}; echo rea''dy\n".encode())
+        read_until("ready")
+        for line, words in TYPED.items():
+            os.write(terminal, f"{line}\t".encode())
+            if len(words) == 1:  # written out, and with a space where the word is whole
+                read_until(line.rpartition(" ")[0] + f" {words[0]}" + " " * (not words[0].endswith("=")))
+            else:  # listed, each on the same line
+                if not line.endswith(("--run", "@")):
+                    os.write(terminal, b"\t")  # the first one wrote what they have in common
+                read_until(words[-1])
+            os.write(terminal, b"\x15")
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(terminal)

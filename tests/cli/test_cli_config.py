@@ -69,7 +69,7 @@ def test_experiments_as_table_names_and_json(rl: Any, composition: Any) -> None:
 
 
 def test_explain_prints_meaning_value_type_and_source(rl: Any, composition: Any) -> None:
-    out = rl("config", "explain", "algorithm.clip_range", "ppo_cartpole", "seed=1").out
+    out = rl("config", "explain", "algorithm.clip_range=", "ppo_cartpole", "seed=1").out  # as a shell completes it
     for expected in ("how far the ratio may move", "0.2", "float", "algorithm/ppo.yaml", "algorithm.clip_range=..."):
         assert expected in out
     ((arguments, _),) = composition.explain.seen

@@ -79,6 +79,19 @@ class Page(HTMLParser):
         self.texts.append(data)
 
 
+def test_a_field_with_a_dash_sorts_descending(rl: Any, here: Path) -> None:
+    def order(*words: str) -> list[str]:
+        return rl("list", "--quiet", *words).out.split()
+
+    assert order("--sort", "-seed")[0] == order("--sort=-seed")[0] == order("--sort", "seed")[0] == "second"
+    assert order("--sort", "-seed", "--reverse")[-1] == "second"
+    assert order("--sort", "id") == ["first", "second", "third"] == order("--sort", "-id")[::-1]
+    headings = rl("list", "--sort", "-collect/episode_length_mean").out.splitlines()[0]
+    assert headings.endswith("COLLECT/EPISODE LENGTH MEAN")
+    assert [run.id for run in rl_lab.find_runs(sort="-id", runs_dir=here / "runs")] == ["third", "second", "first"]
+    assert "expected one argument" in rl("list", "--sort", "--reverse").err
+
+
 def test_runs_are_found_by_algorithm_environment_setting_and_metric(rl: Any, here: Path) -> None:
     question = ("list", "--where", "algorithm=ppo", "--where", "env~Cart", "--sort", "eval/return", "--limit", "20")
     answer = rl(*question)

@@ -153,6 +153,16 @@ def test_another_game_named_by_its_group_is_set_up_as_the_experiments_task_says(
         compose("ppo", ["task=atari", "environment=crafter"])
 
 
+def test_another_environment_of_the_suite_keeps_the_wrappers_through_which_the_experiment_sees_it() -> None:
+    own = compose("ppo_doorkey")["environment"]
+    other = compose("ppo_doorkey", ["environment=minigrid/doorkey_8x8"])["environment"]
+    assert other["id"] == "MiniGrid-DoorKey-8x8-v0" and other["wrappers"] == own["wrappers"] != []
+    assert other["spec"] == {"max_episode_steps": 640} and other["num_envs"] == own["num_envs"]
+    assert compose("ppo_doorkey", ["environment=gymnasium"])["environment"]["wrappers"] == []
+    words = ["environment=minigrid/doorkey_8x8", "environment.wrappers=[]"]
+    assert compose("ppo_doorkey", words)["environment"]["wrappers"] == []
+
+
 def test_ppo_says_in_explain_when_it_normalises() -> None:
     for part, word in (("observation_normalizer", "rolling"), ("reward_normalizer", "return_scale")):
         found = explain(f"components.{part}.mode", "Hopper-v5:ppo")

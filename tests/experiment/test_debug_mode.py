@@ -76,6 +76,10 @@ def test_a_nan_is_named_and_its_bundle_comes_to_the_same_place(bad: str, tmp_pat
         place.origin.line.startswith("broken_runs.py:") and place.origin.line.endswith(f" in {function}")
     )
     assert error.bundle is not None and f"`rl-lab debug replay {error.bundle}`" in str(error)
+    advice = (
+        "envs check" if bad in ("observation", "reward") else "a smaller learning rate (`lr=...`) or `max_grad_norm`"
+    )
+    assert advice in str(error)
     status = RunDirectory.open(tmp_path / "mine").read_status()
     assert status["state"] == "failed" and status["message"] == str(error)
     again = replay(error.bundle, trust=TRUST)

@@ -295,15 +295,16 @@ class Replay:
             bad = is_last[env_index * slots + slot].nonzero()[0]
             assert len(bad) < count or self._has_start(), "too few rows to sample"
             while len(bad):
-                env_index[bad], offset[bad] = self._draw_any(len(bad))
-                bad = bad[is_last[env_index[bad] * slots + (offset[bad] + begin) % slots]]
+                new_env, new_offset = env_index[bad], offset[bad] = self._draw_any(len(bad))
+                bad = bad[is_last[new_env * slots + (new_offset + begin) % slots]]
         return env_index, offset + begin if begin else offset
 
     def _draw_any(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        flat = self._random.integers(0, self.num_envs * self._num_starts, count)
+        num_starts = self._num_starts
+        flat = self._random.integers(0, self.num_envs * num_starts, count)
         if self.num_envs == 1:
             return np.zeros_like(flat), flat
-        return split(flat, self._num_starts)
+        return split(flat, num_starts)
 
     def _read(self, env_index: np.ndarray, slot: np.ndarray, length: int) -> Batch:
         batch = self._ring.read(env_index, slot, length)

@@ -17,7 +17,7 @@ from rl_lab.runs.sweeps import SweepDirectory, open_sweep
 from rl_lab.utils.formatting import format_duration
 
 STOPPED = "stopped"  # together with its sweep: the same command goes on
-LEAST_TRIALS = 4  # finished ones, before shares of variance mean anything
+LEAST_TRIALS = 4  # finished ones, before fractions of variance mean anything
 
 
 def show(name: str, arguments: argparse.Namespace) -> int:
@@ -30,26 +30,26 @@ def show(name: str, arguments: argparse.Namespace) -> int:
             trial.state = RUNNING if directory.is_worked_on() else STOPPED
     best = best_of(trials, plan)
     finished = [trial for trial in trials if trial.state == FINISHED and trial.score is not None]
-    shares = importance([trial.parameters for trial in finished], [_score(trial) for trial in finished])
-    shares = shares if len(finished) >= LEAST_TRIALS else {}
-    pictures = draw(directory, plan, finished, shares)
+    fractions = importance([trial.parameters for trial in finished], [_score(trial) for trial in finished])
+    fractions = fractions if len(finished) >= LEAST_TRIALS else {}
+    pictures = draw(directory, plan, finished, fractions)
     found = "no trial has finished yet"
     if best is not None:
         run_id = directory.run_id(best.number, plan.seeds[0])
         found = f"best: trial {best.number}, {plan.metric} {format_value(best.score)}, run {run_id}"
     parts = [_table(plan, trials, best), found]
-    if shares:
-        lines = [f"  {share:>5.0%}  {key}" for key, share in shares.items()]
-        parts.append("\n".join(["share of the scores' variance that each parameter explains by itself", *lines]))
+    if fractions:
+        lines = [f"  {fraction:>5.0%}  {key}" for key, fraction in fractions.items()]
+        parts.append("\n".join(["fraction of the scores' variance that each parameter explains by itself", *lines]))
     if pictures:
         parts.append("\n".join(f"picture: {path}" for path in pictures))
-    facts: dict[str, Any] = {"plan": stored, "trials": [asdict(trial) for trial in trials], "importance": shares}
+    facts: dict[str, Any] = {"plan": stored, "trials": [asdict(trial) for trial in trials], "importance": fractions}
     facts |= {"best": None if best is None else best.number, "pictures": pictures}
     answer(arguments, facts, "\n\n".join(parts), brief=[found])
     return 0
 
 
-def draw(directory: SweepDirectory, plan: SweepPlan, finished: list[Trial], shares: dict[str, float]) -> list[Path]:
+def draw(directory: SweepDirectory, plan: SweepPlan, finished: list[Trial], fractions: dict[str, float]) -> list[Path]:
     if len(finished) < 2:
         return []
     paths = [directory.path / "parallel_coordinates.png"]
@@ -62,9 +62,9 @@ def draw(directory: SweepDirectory, plan: SweepPlan, finished: list[Trial], shar
         title=f"{plan.name}: {len(finished)} finished trials",
         is_maximized=plan.direction == "maximize",
     )
-    if shares:
+    if fractions:
         paths.append(directory.path / "importance.png")
-        draw_importance(paths[1], shares, title=f"{plan.name}: share of variance explained")
+        draw_importance(paths[1], fractions, title=f"{plan.name}: fraction of variance explained")
     return paths
 
 

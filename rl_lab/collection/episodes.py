@@ -19,7 +19,7 @@ def episode_quota(episodes: int, num_envs: int) -> np.ndarray:
 def outcome_metrics(outcomes: Iterable[Mapping[str, float]], *, prefix: str) -> Metrics:
     """The mean of every outcome over the episodes that have it, and Crafter's score where there are achievements."""
     values: dict[str, list[float]] = {}
-    for outcome in outcomes:
+    for outcome in filter(None, outcomes):
         for name, value in outcome.items():
             if not np.isnan(value):
                 values.setdefault(name, []).append(value)

@@ -48,11 +48,11 @@ class Pool:
     def __init__(self, work: str, jobs: int, *, log_path: Path) -> None:
         self._work = work
         self._log_path = log_path
-        self._free_shares = self.shares(jobs)  # cores for which there is no worker yet, or none any more
+        self._free_cores = self.cores_by_worker(jobs)  # cores for which there is no worker yet, or none any more
         self._workers: list[_Worker] = []
 
     @staticmethod
-    def shares(jobs: int) -> list[list[int]]:
+    def cores_by_worker(jobs: int) -> list[list[int]]:
         """The cores of each worker; with more workers than cores some share one. Empty where nothing can be bound."""
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         return [cores[index % max(len(cores), 1) :: jobs] for index in range(jobs)]
@@ -60,7 +60,7 @@ class Pool:
     def _start(self) -> _Worker:
         context = get_context("spawn")  # a forked torch is a broken torch
         ours, theirs = context.Pipe()
-        cores = self._free_shares.pop(0)
+        cores = self._free_cores.pop(0)
         process = context.Process(target=_serve, args=(theirs, self._work, cores, str(self._log_path)))
         process.start()
         theirs.close()
@@ -71,7 +71,7 @@ class Pool:
     @property
     def idle(self) -> int:
         """How many tasks could be taken now."""
-        return len(self._free_shares) + sum(worker.task is None for worker in self._workers)
+        return len(self._free_cores) + sum(worker.task is None for worker in self._workers)
 
     def tasks(self) -> list[Any]:
         return [worker.task for worker in self._workers if worker.task is not None]
@@ -112,7 +112,7 @@ class Pool:
         worker.connection.close()
         worker.process.join()
         self._workers.remove(worker)
-        self._free_shares.append(worker.cores)
+        self._free_cores.append(worker.cores)
 
     def interrupt(self, number: int = signal.SIGTERM) -> None:
         """Ask the busy workers to save and leave, or with SIGKILL make them."""

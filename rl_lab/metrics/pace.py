@@ -72,8 +72,8 @@ class Pace:
     def eta_s(self, reading: Reading) -> float | None:
         """Seconds until the run, or what comes after its last step, is over; None where nothing tells."""
         if reading.run_fraction >= 1.0 or reading.is_ending:
-            share = reading.done / reading.total if reading.total else 0.0
-            return reading.activity_s * (1.0 - share) / share if share > 0.0 else None
+            fraction = reading.done / reading.total if reading.total else 0.0
+            return reading.activity_s * (1.0 - fraction) / fraction if fraction > 0.0 else None
         first, last = self._run[0], self._run[-1]
         gained = last[1] - first[1]
         return (last[0] - first[0]) * (1.0 - last[1]) / gained if gained > 0.0 else None

@@ -110,8 +110,8 @@ def _draw_group(axes: Any, curves: Sequence[Curve], color: str, dash: str, sprea
     if spread == "ci":
         low, high = band(values)
     elif spread == "std":
-        deviation = values.std(axis=0, ddof=1)
-        low, high = mean - deviation, mean + deviation
+        std = values.std(axis=0, ddof=1)
+        low, high = mean - std, mean + std
     else:
         low, high = values.min(axis=0), values.max(axis=0)
     axes.fill_between(grid, low, high, color=color, alpha=0.2, linewidth=0)

@@ -151,7 +151,7 @@ def _text(value: Any) -> str | None:
 def _progress(
     run: RunDirectory, manifest: Mapping[str, Any], state: str, counts: Mapping[str, int], metrics: Mapping[str, Any]
 ) -> float | None:
-    """The share of the planned agent steps that is done or, where a phase counts something else, of the phases."""
+    """The fraction of the planned agent steps that is done or, where a phase counts something else, of the phases."""
     if state in DONE:
         return 1.0
     try:

@@ -16,7 +16,7 @@ _BLUE, _GREY = "#2f6db5", "#5c6670"
 
 
 def importance(parameters: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> dict[str, float]:
-    """Share of the scores' variance that each parameter explains by itself, greatest first, between 0 and 1.
+    """Fraction of the scores' variance that each parameter explains by itself, greatest first, between 0 and 1.
 
     omega squared of a one-way analysis of variance: numbers fall into four bins of equally many trials, choices are
     their own groups. A parameter without influence gets 0 on average, however many groups it has.
@@ -24,8 +24,8 @@ def importance(parameters: Sequence[Mapping[str, Any]], scores: Sequence[float])
     if len(scores) < 2:
         return {}
     values = np.asarray(scores, dtype=float)
-    shares = {key: _omega_squared(_groups([each[key] for each in parameters]), values) for key in parameters[0]}
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+    fractions = {key: _omega_squared(_groups([each[key] for each in parameters]), values) for key in parameters[0]}
+    return dict(sorted(fractions.items(), key=lambda item: -item[1]))
 
 
 def _groups(column: Sequence[Any]) -> np.ndarray:
@@ -52,11 +52,11 @@ def _omega_squared(groups: np.ndarray, scores: np.ndarray) -> float:
     return max(0.0, (total - within - (len(names) - 1) * noise) / (total + noise))
 
 
-def draw_importance(path: Path, shares: Mapping[str, float], *, title: str) -> None:
-    figure = make_figure("The picture of a sweep", 960, 160 + 50 * len(shares), dpi=DPI)
+def draw_importance(path: Path, fractions: Mapping[str, float], *, title: str) -> None:
+    figure = make_figure("The picture of a sweep", 960, 160 + 50 * len(fractions), dpi=DPI)
     axes = figure.add_subplot()
-    names = list(shares)[::-1]
-    axes.barh(names, [shares[name] for name in names], color=_BLUE)
+    names = list(fractions)[::-1]
+    axes.barh(names, [fractions[name] for name in names], color=_BLUE)
     axes.set_xlim(0.0, 1.0)
     axes.set_title(title, loc="left", fontweight="bold")
     write_png(path, figure, dpi=DPI)

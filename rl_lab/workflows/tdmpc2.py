@@ -86,8 +86,8 @@ class TDMPC2(ImplicitModelWorkflow):
             "value": self.weigh(values.loss(target.expand(len(values.logits), -1, -1)).mean(dim=0), valid),
         }
         if self.continue_head is not None:
-            goes_on = (~rows["is_terminal"][:, 1:]).float()
-            errors = F.binary_cross_entropy_with_logits(self.continue_head(after).float(), goes_on, reduction="none")
+            continues = (~rows["is_terminal"][:, 1:]).float()
+            errors = F.binary_cross_entropy_with_logits(self.continue_head(after).float(), continues, reduction="none")
             terms["continue"] = (errors * valid).sum() / valid.sum().clamp(min=1)
         return LossOutput(terms, {"controller/value_mean": target.mean()})
 

@@ -422,6 +422,22 @@ def test_whatever_changes_on_a_network_that_was_read_before_is_noticed(change: C
             torch.testing.assert_close(fast, network(rows))
 
 
+def test_another_forward_on_the_class_of_a_network_that_was_read_before_is_noticed() -> None:
+    class Mine(MLP):
+        pass
+
+    call = dqn()(Inputs(Variant(), 0))
+    workflow = call.formula.__self__  # type: ignore[attr-defined]
+    workflow.head.advantage.__class__ = Mine
+    door.open_door(True)
+    call.formula(*call.args)
+    assert door.in_use()
+    Mine.forward = lambda network, features: 2.0 * MLP.forward(network, features)  # type: ignore[method-assign]
+    fast = call.formula(*call.args).terms["value"]
+    with door.plain_formulas():
+        torch.testing.assert_close(fast, call.formula(*call.args).terms["value"])
+
+
 def test_a_network_that_was_read_is_not_kept_alive() -> None:
     network = MLP(input_size=5, hidden_sizes=(8,), output_size=2)
     network(torch.randn(64, 5))

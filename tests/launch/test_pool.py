@@ -55,9 +55,9 @@ def test_one_process_does_one_task_after_another_on_its_own_cores(pool: Pool, tm
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to cores")
 def test_workers_share_the_cores_between_them(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    shares = Pool.shares(jobs=2)
-    assert shares == ([cores[0::2], cores[1::2]] if len(cores) > 1 else [cores, cores])
-    assert Pool.shares(jobs=len(cores) + 1)[-1] == [cores[0]]
+    by_worker = Pool.cores_by_worker(jobs=2)
+    assert by_worker == ([cores[0::2], cores[1::2]] if len(cores) > 1 else [cores, cores])
+    assert Pool.cores_by_worker(jobs=len(cores) + 1)[-1] == [cores[0]]
 
 
 def test_a_report_gets_its_answer(pool: Pool) -> None:

@@ -191,7 +191,7 @@ def format_value(value: object) -> str:
 def format_size(size: float) -> str:
     """`512 B`, `1.5 KiB`, `20 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
+        if size < 999.5:  # else three digits do not hold it
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:,.4g} TiB"

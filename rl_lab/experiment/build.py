@@ -261,7 +261,8 @@ def check(config: Config) -> None:
 def build_environment(config: Config, *, stream: str, num_envs: int | None = None, render: bool = False) -> Environment:
     """The environments of one use (`stream`): training, evaluation or play, each with seeds of its own."""
     import_plugins(tuple(config["plugins"] or ()))
-    import_triton_first()
+    # Where tensors are watched, and where methods are compiled, torch imports its compiler, and that one Triton.
+    import_triton_first(is_needed=any((config["debug"] or {}).values()) or bool(config["runtime"]["compile"]))
     settings = dict(config["environment"])
     if num_envs is not None:
         settings["num_envs"] = num_envs

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.config.compose import to_yaml
+from rl_lab.config.files import from_yaml
 from rl_lab.config.schema import read_settings
 from rl_lab.environments.handed import is_handed
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.curriculum import pin_sources
 from rl_lab.experiment.identical import Difference, reproducible, row_differences, state_differences
-from rl_lab.experiment.session import continue_run
+from rl_lab.experiment.session import continue_run, start_run
 from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.experiment.verify_run import quietly
 from rl_lab.runs.checkpoint import CheckpointStore
@@ -32,6 +33,12 @@ from rl_lab.types import ConfigError, RunError
 
 EPISODES, TIMEOUT_STEPS = 2, 200  # of an evaluation
 PATIENCE_S = 600.0  # for a process until it is killed
+# Not `rl-lab train FILE`: a file that names plugins may not import them, and here the user has named the experiment.
+TRAIN = """
+import sys
+from rl_lab.experiment.verify_resume import train_file
+train_file(*sys.argv[1:])
+"""
 
 
 @dataclass
@@ -140,7 +147,7 @@ def _kill(config: dict[str, Any], folder: Path, run_id: str, *, rows: int) -> Ru
     """Train in another process, which is killed once it has written so many rows."""
     file = folder / "config.yaml"
     file.write_text(to_yaml(config), encoding="utf-8")
-    command = [sys.executable, "-m", "rl_lab", "train", str(file), "-q", "--run-id", run_id, "--runs-dir", str(folder)]
+    command = [sys.executable, "-c", TRAIN, str(file), run_id, str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     deadline = time.monotonic() + PATIENCE_S
     metrics = folder / run_id / "metrics.jsonl"
@@ -155,6 +162,12 @@ def _kill(config: dict[str, Any], folder: Path, run_id: str, *, rows: int) -> Ru
     if not metrics.exists():
         raise RunError(f"The process that was to be killed wrote no row:\n{errors.decode(errors='replace').strip()}")
     return RunDirectory.open(folder / run_id)
+
+
+def train_file(file: str, run_id: str, folder: str) -> None:
+    """What the process that will be killed does."""
+    config = from_yaml(Path(file).read_text(encoding="utf-8"), place=file)
+    start_run(config, overrides=[], run_id=run_id, runs_dir=Path(folder), quiet=True)
 
 
 def _resumed(run: RunDirectory, config: dict[str, Any], whole: RunDirectory, *, kind: str) -> Cut:

@@ -100,7 +100,7 @@ def _draw_group(axes: Any, curves: Sequence[Curve], color: str, dash: str, sprea
     if len(curves) == 1:
         grid = np.linspace(curves[0].x[0], curves[0].x[-1], 4 * len(common_grid(curves)))
         x, y = (curves[0].x, curves[0].y) if len(curves[0]) < len(grid) else (grid, on_grid(curves[0], grid))
-        return axes.plot(x, y, color=color, linestyle=dash, linewidth=1.9)[0]
+        return axes.plot(x, y, color=color, linestyle=dash, linewidth=1.9, marker=_marker(x))[0]
     grid = common_grid(curves)
     values = np.stack([on_grid(curve, grid) for curve in curves])
     for curve in curves:
@@ -115,7 +115,12 @@ def _draw_group(axes: Any, curves: Sequence[Curve], color: str, dash: str, sprea
     else:
         low, high = values.min(axis=0), values.max(axis=0)
     axes.fill_between(grid, low, high, color=color, alpha=0.2, linewidth=0)
-    return axes.plot(grid, mean, color=color, linestyle=dash, linewidth=2.2)[0]
+    return axes.plot(grid, mean, color=color, linestyle=dash, linewidth=2.2, marker=_marker(grid))[0]
+
+
+def _marker(x: np.ndarray) -> str | None:
+    """A line through one place cannot be seen."""
+    return "o" if x[0] == x[-1] else None
 
 
 def _draw_published(axes: Any, found: Published, color: str, comparison: Comparison) -> Any:

@@ -35,7 +35,7 @@ def _scores_in(comparison: Comparison, task: str, published: Sequence[Published]
     end = comparison.end(task, metric)
     rows = [_score_row(comparison, group, [task]) for group in comparison.groups if group.of(task)]
     for each in published:
-        value = each.curve.until(end) if each.curve.x[0] <= end else math.nan
+        value = each.curve.until(end) if each.curve.x[0] <= end else None
         rows.append([each.label, each.seeds, None, "", value, "", None, ""])
     return Table(f"{task}: {metric} at {end:,.0f} {comparison.x.replace('_', ' ')}", _SCORES, rows)
 

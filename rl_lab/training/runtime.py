@@ -218,8 +218,8 @@ def keep_freed_memory() -> None:
         mallopt(M_MMAP_THRESHOLD, 2**25)  # the most it takes
 
 
-def import_triton_first() -> None:
-    """Where there is a GPU, before anything draws: Mesa's OpenGL and Triton each bring an LLVM, and Python crashes if
-    Triton's is the second."""
-    if torch.cuda.is_available() and find_spec("triton") is not None:
+def import_triton_first(*, is_needed: bool = False) -> None:
+    """Where there is a GPU or torch's compiler is used, before anything draws: Mesa's OpenGL and Triton each bring an
+    LLVM, and Python crashes if Triton's is the second."""
+    if (is_needed or torch.cuda.is_available()) and find_spec("triton") is not None:
         import_module("triton")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_lab.cli.printing import cut, fields, format_value, plain, print_json, table
+from rl_lab.cli.printing import cut, fields, format_size, format_value, plain, print_json, table
 
 
 def test_table_aligns_numbers_to_the_right() -> None:
@@ -69,3 +69,8 @@ def test_json_is_valid_for_strict_readers(capsys: pytest.CaptureFixture[str]) ->
 
 def test_cut_marks_what_it_lost() -> None:
     assert cut("abcdef", 4) == "abc…" and cut("abc", 4) == "abc"
+
+
+def test_sizes_have_three_digits() -> None:
+    sizes = [(512, "512 B"), (1023, "0.999 KiB"), (1536, "1.5 KiB"), (1014 * 1024, "0.99 MiB"), (20 * 2**30, "20 GiB")]
+    assert [format_size(size) for size, _ in sizes] == [text for _, text in sizes]

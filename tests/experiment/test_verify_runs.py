@@ -196,6 +196,22 @@ def test_an_experiment_is_proven_to_resume_exactly() -> None:
     assert [cut.updates for cut in cuts[:2]] == [1, 3] and cuts[0].resumed_at == cuts[0].agent_steps
 
 
+def test_an_experiment_with_a_package_of_ones_own_is_proven_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that is killed imports it as well."""
+    (tmp_path / "lab_of_mine.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('OwnPole-v0', CartPoleEnv, max_episode_steps=50)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    config = compose("ppo_cartpole", [*SMALL, "environment.id=lab_of_mine:OwnPole-v0", "plugins=[lab_of_mine]"])
+    (cut,) = verify_resume(config, updates=3, cuts=0, kills=1)
+    assert cut.kind == "kill -9" and cut.is_exact
+
+
 def test_state_that_is_not_restored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RandomState, "set_state", lambda self, state: None)
     (cut,) = verify_resume(compose("ppo_cartpole", SMALL), updates=4, cuts=1, kills=0)

@@ -212,6 +212,18 @@ def test_published_curves_stand_beside_ones_own(made: MakeRun, tmp_path: Path) -
     assert found.write(tmp_path / "with.png").stat().st_size > 10_000
 
 
+def test_a_published_curve_that_begins_later_has_no_score_and_one_evaluation_is_a_point(made: MakeRun) -> None:
+    run = made("a", [32.0], environment_id="dmc/walker_walk")
+    found = compare_runs([run], against=["dreamerv3:dmc_state"])
+    assert found.tables()[0].rows[1][4] is None
+    ours, published = found.plot().axes[0].lines
+    assert (ours.get_marker(), published.get_marker()) == ("o", "s")
+    several = compare_runs([run, made("b", [40.0], environment_id="dmc/walker_walk", seed=1)]).plot()
+    assert several.axes[0].lines[-1].get_marker() == "o"
+    longer = compare_runs([made("c", [1.0, 2.0])]).plot()
+    assert longer.axes[0].lines[0].get_marker() == "None"
+
+
 # --- files -------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -106,25 +106,37 @@ def test_mistakes_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_gpu", "has_triton", "imported"), [(True, True, ["triton"]), (True, False, []), (False, True, [])]
+    ("has_gpu", "is_needed", "has_triton", "imported"),
+    [
+        (True, False, True, ["triton"]),
+        (True, False, False, []),
+        (False, False, True, []),
+        (False, True, True, ["triton"]),
+        (False, True, False, []),
+    ],
 )
-def test_triton_comes_before_anything_that_draws_where_there_is_a_gpu(
-    has_gpu: bool, has_triton: bool, imported: list[str], monkeypatch: pytest.MonkeyPatch
+def test_triton_comes_before_anything_that_draws_where_it_is_used(
+    has_gpu: bool, is_needed: bool, has_triton: bool, imported: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(runtime_module, "find_spec", lambda name: object() if has_triton else None)
     monkeypatch.setattr(runtime_module, "import_module", found.append)
-    runtime_module.import_triton_first()
+    runtime_module.import_triton_first(is_needed=is_needed)
     assert found == imported
 
 
-def test_environments_are_made_after_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    monkeypatch.setattr(wiring, "import_triton_first", lambda: order.append("triton"))
+@pytest.mark.parametrize(
+    ("words", "is_needed"),
+    [([], False), (["debug.check_finite=true"], True), (["preset=debug"], True), (["runtime.compile=true"], True)],
+)
+def test_environments_are_made_after_triton(words: list[str], is_needed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking at every operation and compiling import torch's compiler, which imports Triton."""
+    order: list[Any] = []
+    monkeypatch.setattr(wiring, "import_triton_first", lambda *, is_needed: order.append(is_needed))
     monkeypatch.setattr(wiring, "call_checked", lambda *_, **__: order.append("environment"))
-    wiring.build_environment(compose("ppo_cartpole"), stream="train_environment")
-    assert order == ["triton", "environment"]
+    wiring.build_environment(compose("ppo_cartpole", words), stream="train_environment")
+    assert order == [is_needed, "environment"]
 
 
 @pytest.mark.parametrize(("device", "made_current"), [("cuda:1", ["cuda:1"]), ("cuda:0", []), ("cpu", [])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -37,3 +38,11 @@ def write_detour(path: Path, episodes: int = 20, shows: str = "state") -> str:
     if not path.exists():
         np.savez(path, **detour(episodes, shows))  # type: ignore[arg-type]
     return f"buffers.demonstrations.path={path}"
+
+
+FOLDER = tempfile.TemporaryDirectory(prefix="rl_lab_demonstrations_")  # until this process ends
+
+
+def with_detour() -> list[str]:
+    """For tables of cases: demonstrations that every test of this process shares."""
+    return [write_detour(Path(FOLDER.name) / "detour.npz")]

@@ -17,11 +17,18 @@ from rl_lab.training import optimizer
 from rl_lab.training.capture import CapturedMethod, Packed
 from rl_lab.training.update_rules import UpdateRule
 from rl_lab.types import Batch
+from tests.tiny_diffusion import TINY_DIFFUSION, with_detour
 from tests.tiny_dreamer import TINY_OLDER_DREAMER
 
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "bincount", "_unique2")
 SMALL = ["preset=debug", "debug.check_finite=false", "evaluation.final_episodes=0", "training.limit_cycles=null"]
 OLDER = [*TINY_OLDER_DREAMER, "environment.num_envs=2", "training.phases.prefill.duration_steps=100"]
+IMITATION = [
+    *with_detour(),
+    "evaluation.every_steps=null",
+    "evaluation.episodes=2",
+    "training.phases.train.duration_updates=9",
+]
 CASES = {
     "dqn": ["dqn_cartpole", "q_values=expected"],
     "dqn_categorical": ["dqn_cartpole"],
@@ -43,6 +50,22 @@ CASES = {
         *("tdmpc2_pendulum", "training.phases.prefill.duration_steps=100"),
         *("training.phases.pretrain.duration_updates=1", "training.phases.train.updates_per_step=0.25"),
     ],
+    "diffusion_policy": [
+        "rl_lab/Detour-v0:diffusion_policy",
+        *TINY_DIFFUSION,
+        *IMITATION,
+        "evaluation.every_updates=1",
+    ],
+    "diffusion_policy of transformers": [
+        *(
+            "rl_lab/Detour-v0:diffusion_policy",
+            "denoiser=transformer_small",
+            "sampler=ddpm",
+            "controllers.sampler.steps=3",
+        ),
+        *(*IMITATION, "evaluation.every_updates=1"),
+    ],
+    "bc": ["rl_lab/Detour-v0:bc", *IMITATION],
     "the example of docs/add_an_algorithm.md": ["CartPole-v1:soft_q"],
 }
 MY_ALGORITHM = Path(__file__).parents[1] / "examples" / "my_algorithm"

@@ -54,8 +54,9 @@ def blocks_with_targets(node: Any, path: str = "") -> Iterator[tuple[str, dict[s
 def test_every_experiment_can_be_built(name: str, tmp_path: Path) -> None:
     config = compose(name)
     for block in (config["buffers"] or {}).values():
-        if block is not None and "dataset" in block:
-            block["dataset"] = str(tmp_path / "data")
+        setting = next((key for key in ("dataset", "path") if key in (block or {})), None)
+        if setting is not None:
+            block[setting] = str(tmp_path / "data")
             collect("random", environment=config["environment"]["id"], steps=50, output=tmp_path / "data")
     try:
         check(config)

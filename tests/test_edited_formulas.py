@@ -153,6 +153,25 @@ EDITS = {
         "torch.softmax(self.temperature * scores, dim=1)",
         "torch.softmax(9.0 * self.temperature * scores, dim=1)",
     ),
+    "diffusion_policy": Edit(
+        CASES["diffusion_policy"],
+        "workflows/diffusion_policy",
+        "algorithm",
+        "DiffusionPolicy",
+        "self.denoiser(self.schedule.add_noise(clean, noise, level)",
+        "self.denoiser(0.9 * self.schedule.add_noise(clean, noise, level)",
+    ),
+    "diffusion_policy, schedule": Edit(
+        CASES["diffusion_policy"],
+        "components/diffusion/schedule",
+        "components.schedule",
+        "SquaredCosineSchedule",
+        "return kept.sqrt() * clean",
+        "return 0.9 * kept.sqrt() * clean",
+    ),
+    "bc": Edit(
+        CASES["bc"], "workflows/bc", "algorithm", "BehaviorCloning", "-likelihood.mean()", "-2.0 * likelihood.mean()"
+    ),
     "q_learning": Edit(
         Q_LEARNING,
         "workflows/q_learning",

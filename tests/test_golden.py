@@ -15,6 +15,7 @@ import torch
 
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
+from tests.tiny_diffusion import TINY_DIFFUSION, with_detour
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
 from tests.tiny_tdmpc2 import TINY_TDMPC2
@@ -45,6 +46,7 @@ OLDER_DREAMER = [
     *(f"controllers.{part}.units=16" for part in ("actor", "critic")),
     *DREAMER[-5:],
 ]
+IMITATION = ["training.phases.train.duration_updates=4", "optimizers.controller.learning_rate=1e-3"]
 CASES = {
     "ppo": ["ppo_cartpole", *PPO],
     "ppo_continuous_normalised": ["ppo_pendulum", *PPO],
@@ -82,6 +84,13 @@ CASES = {
     "tdmpc2": [
         *("rl_lab/PointMass-v0:tdmpc2", *TINY_TDMPC2, "training.phases.pretrain.duration_updates=3", *SAC),
     ],
+    "diffusion_policy": ["rl_lab/Detour-v0:diffusion_policy", *TINY_DIFFUSION, *with_detour(), *IMITATION],
+    "diffusion_policy_transformer": [
+        *("rl_lab/Detour-v0:diffusion_policy", "denoiser=transformer_small", *TINY_DIFFUSION[:2]),
+        *("sampler=ddpm", *with_detour(), *IMITATION),
+    ],
+    "bc": ["rl_lab/Detour-v0:bc", *with_detour(), *IMITATION],
+    "bc_mixture": ["rl_lab/Detour-v0:bc", "actor=mixture", *with_detour(), *IMITATION],
     "sac_pixels": ["sac_pixels", "buffers.replay.batch_size=16", *SAC],
     "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=24"],
 }

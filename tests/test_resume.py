@@ -35,6 +35,7 @@ from rl_lab.runs.index import RunIndex
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.utils.tree import equal
 from tests.fault_injection import killed_at, operations_of
+from tests.tiny_diffusion import TINY_DIFFUSION, with_detour
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
 from tests.tiny_tdmpc2 import TINY_TDMPC2
@@ -89,6 +90,7 @@ SMALL_TDMPC2 = [
 ]
 FEW_PLANS = [f"controllers.planner.{word}" for word in ("candidates=16", "best=4", "iterations=2")]
 SMALL_PLANET = [*TINY_PLANET, *SMALL_DREAMER[len(TINY_DREAMER) :]]
+SMALL_IMITATION = [*with_detour(), "logging.every_updates=1"]
 CASES = {
     "ppo discrete, native": ["ppo_cartpole", "environment.num_envs=4", *SMALL_PPO],
     "ppo discrete, sync": ["ppo_cartpole", "environment.num_envs=4", "environment.vectorization=sync", *SMALL_PPO],
@@ -123,6 +125,11 @@ CASES = {
     "planet with mppi, whose plans go on": ["planet_pendulum", "planner=mppi", *SMALL_PLANET],
     "dreamer with mppi": ["dreamer_v3_pendulum", "planner=mppi", *FEW_PLANS, *SMALL_DREAMER],
     "tdmpc2": ["rl_lab/PointMass-v0:tdmpc2", *SMALL_TDMPC2],
+    "diffusion policy": ["rl_lab/Detour-v0:diffusion_policy", *TINY_DIFFUSION, *SMALL_IMITATION],
+    "diffusion policy that draws at every level": [
+        *("rl_lab/Detour-v0:diffusion_policy", "sampler=ddpm", *TINY_DIFFUSION, *SMALL_IMITATION),
+    ],
+    "behaviour cloning": ["rl_lab/Detour-v0:bc", "actor=mixture", *SMALL_IMITATION],
     "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
 }
 

@@ -72,6 +72,7 @@ class DenoisingTransformer(nn.Module):
             memory,
             tgt_mask=self.hidden_from_plan,
             memory_mask=self.hidden_from_memory,
+            tgt_is_causal=True,  # else torch looks at the mask, and waits for it
         )
         return self.output(hidden)
 

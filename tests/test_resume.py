@@ -123,6 +123,11 @@ CASES = {
     "planet with mppi, whose plans go on": ["planet_pendulum", "planner=mppi", *SMALL_PLANET],
     "dreamer with mppi": ["dreamer_v3_pendulum", "planner=mppi", *FEW_PLANS, *SMALL_DREAMER],
     "tdmpc2": ["rl_lab/PointMass-v0:tdmpc2", *SMALL_TDMPC2],
+    "tdmpc2 with several tasks": [
+        "tdmpc2_tasks",
+        *(word for word in SMALL_TDMPC2 if "continue_head" not in word),
+        "environment.vectorization=sync",
+    ],
     "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
 }
 

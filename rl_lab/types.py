@@ -122,6 +122,15 @@ class ActionSpec:
 
 
 @dataclass(frozen=True)
+class TaskSpec:
+    """One of several tasks of an environment, in the order of their numbers."""
+
+    name: str
+    action_size: int  # of the environment's action numbers, those it takes: the first so many
+    max_episode_steps: int | None = None  # agent steps
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """Everything an algorithm or a person may ask about an environment before the first reset."""
 
@@ -134,6 +143,7 @@ class EnvSpec:
     render_fps: int = 30
     description: str = ""
     outcomes: tuple[str, ...] = ()  # numbers beside the return that an episode ends with: success, game_score
+    tasks: tuple[TaskSpec, ...] = ()  # where there are several, whose number is the observation `task`
 
     @property
     def has_action_mask(self) -> bool:

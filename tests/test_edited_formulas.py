@@ -142,8 +142,8 @@ EDITS = {
         "workflows/tdmpc2",
         "algorithm",
         "TDMPC2",
-        "reward + self.discount * (~is_terminal) * value",
-        "reward + 0.5 * self.discount * (~is_terminal) * value",
+        "reward + self.discount_at(task) * (~is_terminal) * value",
+        "reward + 0.5 * self.discount_at(task) * (~is_terminal) * value",
     ),
     "tdmpc2, planner": Edit(
         CASES["tdmpc2"],

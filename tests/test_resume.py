@@ -130,6 +130,11 @@ CASES = {
         *("rl_lab/Detour-v0:diffusion_policy", "sampler=ddpm", *TINY_DIFFUSION, *SMALL_IMITATION),
     ],
     "behaviour cloning": ["rl_lab/Detour-v0:bc", "actor=mixture", *SMALL_IMITATION],
+    "tdmpc2 with several tasks": [
+        "tdmpc2_tasks",
+        *(word for word in SMALL_TDMPC2 if "continue_head" not in word),
+        "environment.vectorization=sync",
+    ],
     "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
 }
 

@@ -22,6 +22,7 @@ from rl_lab.environments.handed import is_handed
 from rl_lab.environments.lookup import find
 from rl_lab.environments.prefetch import PrefetchEnvironment
 from rl_lab.environments.recipe import Blueprint, Recipe, blueprint, can_render
+from rl_lab.environments.several import make_several
 from rl_lab.environments.snapshot import capture, has_own_state, layers
 from rl_lab.environments.timing import (
     alone,
@@ -62,6 +63,7 @@ def make_environment(
     prefetch_resets: bool | str = "auto",
     render: bool = False,
     spec: Mapping[str, Any] | None = None,
+    tasks: Sequence[str | Mapping[str, Any]] | None = None,
 ) -> Environment:
     """Build and check everything an `environment:` block says; nothing is reset yet.
 
@@ -70,7 +72,12 @@ def make_environment(
     A worker process that does not answer for `worker_timeout_s` is replaced, and so is one whose memory grew by more
     than `worker_growth_mib`. `prefetch_resets` begins episodes ahead of time in processes of their own. `spec`
     overrides labels, solved_return, max_episode_steps, description. `eval_kwargs` replace `kwargs` outside training.
+    `tasks` are ids, or blocks of settings with one: several environments as one, which `id` then only names.
     """
+    settings = {name: value for name, value in locals().items() if name != "tasks"}
+    if tasks:
+        _check_numbers({"num_envs": num_envs}, least=1)
+        return make_several(tasks, settings, make_environment)
     _check_numbers({"num_envs": num_envs, "action_repeat": action_repeat, "time_limit": time_limit}, least=1)
     _check_numbers({"max_restarts": max_restarts}, least=0)
     _check_name("vectorization", vectorization, VECTORIZATIONS)

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from rl_lab.environments.actions import ActionConverter
 from rl_lab.environments.recipe import Blueprint
 from rl_lab.environments.spaces import ObservationConverter
-from rl_lab.types import EnvSpec, RunError
+from rl_lab.types import EnvSpec, RunError, TaskSpec
 
 MOST_ENTRIES = 2**24  # of a space: an image of 2048 x 2048 x 4
 FACTS = ("id", "max_episode_steps", "solved_return", "frames_per_step", "render_fps", "description")
@@ -26,6 +26,7 @@ def to_plain(blueprint: Blueprint) -> dict[str, Any]:
     facts = {name: getattr(blueprint.spec, name) for name in FACTS}
     return {
         **{name: value.item() if isinstance(value, np.generic) else value for name, value in facts.items()},
+        "tasks": [vars(task) for task in blueprint.spec.tasks],
         "action_labels": list(blueprint.spec.action.labels),
         "observation_space": _plain_space(blueprint.observations.space),
         "action_space": _plain_space(blueprint.actions.space),
@@ -36,6 +37,7 @@ def from_plain(plain: Mapping[str, Any], *, place: str) -> Blueprint:
     """The blueprint that `to_plain` wrote; `place` is the file, for the error of one that was changed."""
     try:
         facts = {name: plain[name] for name in FACTS}
+        facts["tasks"] = tuple(TaskSpec(**task) for task in plain.get("tasks", ()))
         actions = ActionConverter(_space(plain["action_space"]), env_id=facts["id"])
         observations = ObservationConverter(
             _space(plain["observation_space"]), env_id=facts["id"], num_actions=actions.num_mask_entries

@@ -101,6 +101,8 @@ def _modules(node: Any, place: str = "") -> Iterator[tuple[str, str]]:
                 yield from _modules(value, inner)
     elif isinstance(node, list | tuple):
         for index, value in enumerate(node):
+            if place.endswith("environment.tasks") and ":" in str(value) and isinstance(value, str):
+                yield value.rpartition(":")[0], f"{place}.{index}"
             yield from _modules(value, f"{place}.{index}")
 
 

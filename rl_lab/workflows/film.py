@@ -131,13 +131,14 @@ def _tell(workflow: ImplicitModelWorkflow, rows: Batch, context: int) -> Film:
     film = {name: _numbers(workflow, latent, rows["action"]) for name, latent in views.items()}
     value = film["reconstruction"]["value"]
     steps = (rows["reward"], value, rows["is_last"], rows["is_terminal"])
-    returns = lambda_return(*steps, discount=workflow.discount, lambda_=1.0)  # [B, T-1]; the film's end is bootstrapped
+    task = rows["task"][:, :1] if "task" in rows else None
+    discount: Any = workflow.discount_at(task)  # a number, or of several tasks [B, 1]
+    returns = lambda_return(*steps, discount=discount, lambda_=1.0)  # [B, T-1]; the film's end is bootstrapped
     real = {"reward": rows["reward"], "value": torch.cat((returns, value[:, -1:]), dim=1), **_ends(rows)}
     if "plan" in rows:
-        promised = _promised(workflow, seen, rows["plan"])
-        film["reconstruction"] |= promised
+        film["reconstruction"] |= _promised(workflow, seen, rows["plan"], discount, rows.get("task"))
         horizon = rows["plan"].shape[2]
-        came = [_later(rows["reward"], step + 1) * workflow.discount**step for step in range(horizon)]
+        came = [_later(rows["reward"], step + 1) * discount**step for step in range(horizon)]
         real |= {"planned reward": torch.stack(came).sum(dim=0), "planned return": real["value"]}
     return {"real": real, **film}
 
@@ -151,14 +152,16 @@ def _numbers(workflow: ImplicitModelWorkflow, latent: Tensor, action: Tensor) ->
     return numbers | {"value": workflow.critic(latent, action).mean().mean(dim=0)}
 
 
-def _promised(workflow: ImplicitModelWorkflow, latent: Tensor, plans: Tensor) -> Batch:
+def _promised(
+    workflow: ImplicitModelWorkflow, latent: Tensor, plans: Tensor, discount: Any, task: Tensor | None
+) -> Batch:
     """Of the plan made at each row, `[B, T, H, A]`: its discounted rewards, and these with the value at its end."""
     total = torch.zeros(latent.shape[:2], device=latent.device)
     for step, action in enumerate(plans.unbind(dim=2)):
-        total = total + workflow.discount**step * workflow.reward_head(latent, action).mean()
+        total = total + discount**step * workflow.reward_head(latent, action).mean()
         latent = workflow.dynamics(latent, action)
-    value = workflow.critic(latent, workflow.actor(latent).mode()).mean().mean(dim=0)
-    return {"planned reward": total, "planned return": total + workflow.discount ** plans.shape[2] * value}
+    value = workflow.critic(latent, workflow.policy_action(latent, task, sample=False)).mean().mean(dim=0)
+    return {"planned reward": total, "planned return": total + discount ** plans.shape[2] * value}
 
 
 def _later(values: Tensor, rows: int) -> Tensor:

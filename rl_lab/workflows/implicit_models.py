@@ -55,8 +55,8 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
         """Of rows `[B, H+1]`, their rolled-out latents `[B, H+1, Z]` and which steps count `[B, H]`."""
 
     @abstractmethod
-    def policy_loss(self, latents: Tensor, valid: Tensor) -> LossOutput:
-        """Of latents `[B, H+1, Z]` without a gradient."""
+    def policy_loss(self, latents: Tensor, valid: Tensor, task: Tensor | None = None) -> LossOutput:
+        """Of latents `[B, H+1, Z]` without a gradient, and their tasks `[B, H+1]`."""
 
     @abstractmethod
     def follow(self) -> None:
@@ -83,11 +83,39 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
                 f"algorithm.policy_plans is {self.policy_plans}, but the planner tries {candidates} plans: write at "
                 f"most {candidates}, or raise controllers.planner.candidates."
             )
+        self.latent_size: int | None = getattr(self.encoder, "latent_size", None)  # without the task's embedding
         self.optimizers = {name: context.optimizers.require(name) for name in ("world_model", "actor")}
         if self.continue_head is None:
             self.loss_scales = {name: scale for name, scale in self.loss_scales.items() if name != "continue"}
         self.row_keys = (*context.spec.observation, "action", "reward", "is_last", "is_terminal")
         (self.action_size,) = context.spec.action.shape
+        self.task_discounts = self.action_masks = None  # of several tasks: [K] and [K, A]
+        if tasks := context.spec.tasks:
+            self.task_discounts = torch.tensor([self.discount_of_task(each.max_episode_steps) for each in tasks])
+            taken = [[float(number < each.action_size) for number in range(self.action_size)] for each in tasks]
+            self.task_discounts = self.task_discounts.to(context.runtime.device)
+            self.action_masks = torch.tensor(taken, device=context.runtime.device)
+
+    # --- several tasks: a latent ends with its task's embedding; discounts and masks go by the task's number ---
+
+    def discount_of_task(self, max_episode_steps: int | None) -> float:
+        """What a reward of a task is worth one agent step later."""
+        return self.discount
+
+    def discount_at(self, task: Tensor | None) -> float | Tensor:
+        """The discount of tasks `[...]`."""
+        return self.discount if self.task_discounts is None or task is None else self.task_discounts[task]
+
+    def masked(self, action: Tensor, task: Tensor | None) -> Tensor:
+        """Actions `[..., A]` with 0 for the numbers that their task, `[...]` or fewer leading axes, does not take."""
+        if self.action_masks is None or task is None:
+            return action
+        mask = self.action_masks[task]
+        return action * mask.view(*task.shape, *[1] * (action.dim() - mask.dim()), -1)
+
+    def policy_action(self, latent: Tensor, task: Tensor | None, *, sample: bool = True) -> Tensor:
+        policy = self.actor(latent)
+        return self.masked(policy.sample() if sample else policy.mode(), task)
 
     # --- acting ---
 
@@ -106,35 +134,35 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
     def respond(self, rows: Batch, numbers: Batch, *, mode: Mode) -> Batch:
         """To observations `[N, ...]`, the action `[N, A]` and the plan it begins."""
         with self.context.runtime.autocast():
-            latent = self.encoder(rows).float()
+            latent, task = self.encoder(rows).float(), rows.get("task")
             if self.planner is None:
-                policy = self.actor(latent)
-                return {"action": policy.mode() if mode == "eval" else policy.sample()}
-            plan = self.search(latent, rows["previous plan"], explore=mode == "train")
+                return {"action": self.policy_action(latent, task, sample=mode == "train")}
+            plan = self.search(latent, rows["previous plan"], explore=mode == "train", task=task)
         return {"action": plan.action, "plan": plan.mean}
 
-    def search(self, latent: Tensor, previous: Tensor, *, explore: bool) -> Plan:
+    def search(self, latent: Tensor, previous: Tensor, *, explore: bool, task: Tensor | None = None) -> Plan:
         """The planner's plans from latents `[N, Z]`, some of its candidates being the policy's."""
         assert self.planner is not None
 
         def score(plans: Tensor) -> Tensor:
-            return self.value_of_plans(latent, plans)
+            return self.value_of_plans(latent, plans, task)
 
-        proposals = self.proposed_plans(latent, self.planner.horizon) if self.policy_plans else None
+        proposals = self.proposed_plans(latent, self.planner.horizon, task) if self.policy_plans else None
+        mask = None if self.action_masks is None or task is None else self.action_masks[task]
         return self.planner.plan(
-            Search(score, len(latent), self.action_size, latent.device, previous, proposals, explore)
+            Search(score, len(latent), self.action_size, latent.device, previous, proposals, explore, mask)
         )
 
-    def proposed_plans(self, latent: Tensor, horizon: int) -> Tensor:
+    def proposed_plans(self, latent: Tensor, horizon: int, task: Tensor | None = None) -> Tensor:
         """`policy_plans` plans `[N, P, H, A]` in which the policy acts in latents of its own making."""
         latent = latent.unsqueeze(1).expand(-1, self.policy_plans, -1)  # [N, P, Z]
         actions = []
         for step in range(horizon):
-            actions.append(self.actor(latent).sample())
+            actions.append(self.policy_action(latent, task))
             latent = self.dynamics(latent, actions[-1]) if step < horizon - 1 else latent
         return torch.stack(actions, dim=2)
 
-    def value_of_plans(self, latent: Tensor, plans: Tensor) -> Tensor:
+    def value_of_plans(self, latent: Tensor, plans: Tensor, task: Tensor | None = None) -> Tensor:
         """What plans `[N, C, H, A]` promise `[N, C]`: discounted rewards and, for what follows, the policy's value.
 
         Once the episode has likely ended, nothing more counts.
@@ -142,13 +170,14 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
         latent = latent.unsqueeze(1).expand(-1, plans.shape[1], -1)  # [N, C, Z]
         total = torch.zeros(plans.shape[:2], device=plans.device)
         weight = torch.ones_like(total)
+        discount = self.discount_at(task if task is None else task.unsqueeze(1))
         for action in plans.unbind(dim=2):
             total = total + weight * self.reward_head(latent, action).mean()
             latent = self.dynamics(latent, action)
-            weight = weight * self.discount
+            weight = weight * discount
             if self.continue_head is not None:
                 weight = weight * (self.continue_head(latent) >= 0.0)
-        action = self.actor(latent).sample()
+        action = self.policy_action(latent, task)
         return total + weight * self.critic.value(latent, action, of_two="mean")
 
     # --- learning ---
@@ -179,6 +208,7 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
         outputs: Batch = {}
         with self.context.runtime.autocast(), torch.set_grad_enabled("world_model" in steps):
             rows = batch if self.augmentation is None else batch | self.shifted(batch)
+            rows = rows | {"action": self.masked(rows["action"], rows.get("task"))}
             valid = (~rows["is_last"][:, :-1]).cumprod(dim=1)  # [B, H]: whether this step is still the episode's
             latents = self.rollout(rows)
             model_loss = self.model_loss(rows, latents, valid) if "world_model" in steps else None
@@ -187,7 +217,7 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
             outputs |= self.gradient_step(self.optimizers["world_model"], model_loss, scales, name="world_model")
         if "actor" in steps:
             with self.context.runtime.autocast():
-                policy_loss = self.policy_loss(latents.detach(), valid)
+                policy_loss = self.policy_loss(latents.detach(), valid, rows.get("task"))
             scales = {term: numbers[term] for term in policy_loss.terms}
             outputs |= self.gradient_step(self.optimizers["actor"], policy_loss, scales, name="actor")
         if model_loss is not None:
@@ -221,12 +251,12 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
     def imagine(self, start: Batch, *, horizon: int) -> Batch:
         """From observations `[N, ...]`, what the model expects while the policy acts: `latent`, `value` `[N, H+1]`,
         `reward` `[N, H+1]` (0 at first) and `action` `[N, H, A]`."""
-        latents, actions, rewards = [self.encoder(start)], [], []
+        latents, actions, rewards, task = [self.encoder(start)], [], [], start.get("task")
         for _ in range(horizon):
-            actions.append(self.actor(latents[-1]).mode())
+            actions.append(self.policy_action(latents[-1], task, sample=False))
             rewards.append(self.reward_head(latents[-1], actions[-1]).mean())
             latents.append(self.dynamics(latents[-1], actions[-1]))
         latent = torch.stack(latents, dim=1)
-        value = self.critic.value(latent, self.actor(latent).mode(), of_two="mean")
+        value = self.critic.value(latent, self.policy_action(latent, task, sample=False), of_two="mean")
         reward = torch.stack([torch.zeros_like(rewards[0]), *rewards], dim=1)
         return {"latent": latent, "value": value, "reward": reward, "action": torch.stack(actions, dim=1)}

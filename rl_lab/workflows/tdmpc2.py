@@ -56,13 +56,16 @@ class TDMPC2(ImplicitModelWorkflow):
         self.loss_scales = checked_scales(loss_scales, algorithm="TD-MPC2", terms=sum(TERMS.values(), ()))
 
     def initialize(self, context: WorkflowContext) -> None:
+        if self.discount_by_length:
+            self.discount = discount_of(context.spec.max_episode_steps)
         super().initialize(context)
         self.value_scale = context.components.require("value_scale")
         assert isinstance(self.critic, nn.Module)
         self.slow_critic = TargetNetwork(self.critic, rate=self.target_rate)
         context.components.add("slow_critic", self.slow_critic)
-        if self.discount_by_length:
-            self.discount = discount_of(context.spec.max_episode_steps)
+
+    def discount_of_task(self, max_episode_steps: int | None) -> float:
+        return discount_of(max_episode_steps) if self.discount_by_length else self.discount
 
     def model_loss(self, rows: Batch, latents: Tensor, valid: Tensor) -> LossOutput:
         """Equation 3; later steps of a rollout weigh less, by `rho`.
@@ -77,11 +80,12 @@ class TDMPC2(ImplicitModelWorkflow):
         action, reward = rows["action"][:, :-1], rows["reward"][:, 1:]
         with torch.no_grad():
             seen = self.encoder({key: rows[key][:, 1:] for key in self.context.spec.observation})
-            target = self.td_target(seen, reward, rows["is_terminal"][:, 1:])
+            task = rows["task"][:, 1:] if "task" in rows else None
+            target = self.td_target(seen, reward, rows["is_terminal"][:, 1:], task)
         before, after = latents[:, :-1], latents[:, 1:]
         values = self.critic(before, action, drop=True)  # [E, B, H]
         terms = {
-            "consistency": self.weigh((after.float() - seen.float()).square().mean(dim=-1), valid),
+            "consistency": self.weigh(self.inconsistency(after, seen), valid),
             "reward": self.weigh(self.reward_head(before, action).loss(reward), valid),
             "value": self.weigh(values.loss(target.expand(len(values.logits), -1, -1)).mean(dim=0), valid),
         }
@@ -91,26 +95,33 @@ class TDMPC2(ImplicitModelWorkflow):
             terms["continue"] = (errors * valid).sum() / valid.sum().clamp(min=1)
         return LossOutput(terms, {"controller/value_mean": target.mean()})
 
-    def td_target(self, latent: Tensor, reward: Tensor, is_terminal: Tensor) -> Tensor:
-        """r + discount * Q_slow(z', p(z')) `[B, H]`, the least of two critics; nothing follows a terminal row."""
-        value = self.slow_critic.module.value(latent, self.actor(latent).sample(), of_two="least")  # type: ignore[operator]
-        return reward + self.discount * (~is_terminal) * value
+    def inconsistency(self, latent: Tensor, seen: Tensor) -> Tensor:
+        """The squared distance `[B, H]` of latents, without their tasks' embeddings, which are the same."""
+        return (latent.float() - seen.float())[..., : self.latent_size].square().mean(dim=-1)
 
-    def policy_loss(self, latents: Tensor, valid: Tensor) -> LossOutput:
+    def td_target(self, latent: Tensor, reward: Tensor, is_terminal: Tensor, task: Tensor | None = None) -> Tensor:
+        """r + discount * Q_slow(z', p(z')) `[B, H]`, the least of two critics; nothing follows a terminal row."""
+        value = self.slow_critic.module.value(latent, self.policy_action(latent, task), of_two="least")  # type: ignore[operator]
+        return reward + self.discount_at(task) * (~is_terminal) * value
+
+    def policy_loss(self, latents: Tensor, valid: Tensor, task: Tensor | None = None) -> LossOutput:
         """Equation 4: towards actions of more value, and some entropy. No gradient reaches the critics."""
         assert isinstance(self.critic, nn.Module)
         valid = torch.cat((valid, valid[:, -1:]), dim=1)  # the last latent follows the last action
         policy = self.actor(latents)
         noise = torch.randn_like(policy.base.mean)
         with frozen(self.critic):
-            value = self.critic.value(latents, policy.draw(noise), of_two="mean", drop=True)  # [B, H+1]
+            value = self.critic.value(
+                latents, self.masked(policy.draw(noise), task), of_two="mean", drop=True
+            )  # [B, H+1]
         self.value_scale.update(value[:, 0])
         # The density before tanh, times the number of actions: nicklashansen/tdmpc2, common/world_model.py `pi`.
-        log_density = (-0.5 * (noise.square() + LOG_TWO_PI) - policy.base.log_std).sum(dim=-1)
-        entropy = -log_density * self.action_size
+        log_density = self.masked(-0.5 * (noise.square() + LOG_TWO_PI) - policy.base.log_std, task).sum(dim=-1)
+        count = self.masked(torch.ones_like(noise), task).sum(dim=-1)
+        entropy = -log_density * count
         terms = {"policy": -self.weigh(value / self.value_scale.scale(), valid), "entropy": -self.weigh(entropy, valid)}
         metrics = {
-            "controller/entropy": entropy.detach().mean() / self.action_size,
+            "controller/entropy": (entropy.detach() / count).mean(),
             "controller/return_scale": self.value_scale.scale(),
         }
         return LossOutput(terms, metrics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rl_lab.components.planners.plan import Plan, Search, best_of, draw_plans, refuse_impossible_counts
+from rl_lab.components.planners.plan import Plan, Search, best_of, refuse_impossible_counts
 from rl_lab.types import ConfigError
 
 
@@ -43,7 +43,7 @@ class CEMPlanner(nn.Module):
         mean = search.blank(self.horizon)
         std = torch.ones_like(mean)
         for _ in range(self.iterations):
-            plans = draw_plans(mean, std, self.candidates)
+            plans = search.draw(mean, std, self.candidates)
             if search.proposals is not None:
                 plans = torch.cat((search.proposals, plans), dim=1)
             best, _ = best_of(plans, search.score(plans), self.best)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.planners.plan import Plan, Search, best_of, draw_plans, one_step_later, refuse_impossible_counts
+from rl_lab.components.planners.plan import Plan, Search, best_of, one_step_later, refuse_impossible_counts
 from rl_lab.types import ConfigError
 
 
@@ -53,7 +53,7 @@ class MPPIPlanner(nn.Module):
         std = torch.full_like(blank, self.maximum_std)
         proposed = blank.unsqueeze(1)[:, :0] if search.proposals is None else search.proposals
         for _ in range(self.iterations):
-            drawn = draw_plans(mean, std, self.candidates - proposed.shape[1])
+            drawn = search.draw(mean, std, self.candidates - proposed.shape[1])
             plans = torch.cat((proposed, drawn), dim=1)
             best, scores = best_of(plans, search.score(plans).nan_to_num(0.0), self.best)
             weights = self.weights(scores)[:, :, None, None]
@@ -62,7 +62,8 @@ class MPPIPlanner(nn.Module):
             std = spread.clamp(self.minimum_std, self.maximum_std)
         action = draw_by_weight(best, weights.flatten(1))[:, 0]
         if search.explore:
-            action = torch.addcmul(action, std[:, 0], torch.randn_like(action)).clamp(-1.0, 1.0)
+            noise = torch.randn_like(action) if search.mask is None else torch.randn_like(action) * search.mask
+            action = torch.addcmul(action, std[:, 0], noise).clamp(-1.0, 1.0)
         return Plan(action, mean, std)
 
     def weights(self, scores: Tensor) -> Tensor:

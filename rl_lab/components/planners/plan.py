@@ -25,10 +25,16 @@ class Search:
         None  # plans [N, P, H, A] from elsewhere, such as a policy, that compete with those drawn
     )
     explore: bool = False  # whether the action may be noisy, as while collecting
+    mask: Tensor | None = None  # of several tasks, 1 for the action numbers [N, A] that a row's own takes, else 0
 
     def blank(self, horizon: int) -> Tensor:
         """No plan yet, `[N, H, A]`."""
         return torch.zeros(self.count, horizon, self.action_size, device=self.device)
+
+    def draw(self, mean: Tensor, std: Tensor, count: int) -> Tensor:
+        """`count` plans `[N, count, H, A]` around a mean `[N, H, A]`, with 0 where a task takes no number."""
+        plans = draw_plans(mean, std, count)
+        return plans if self.mask is None else plans * self.mask[:, None, None]
 
 
 class Plan(NamedTuple):

@@ -26,6 +26,7 @@ from rl_lab.components.world_model.two_hot import SymlogTwoHot, symlog_bins
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError
 
 INITIAL_STD = 0.02
+TASK = "task"  # the observation that numbers the task, where there are several
 LARGEST_SYMLOG = 10.0  # nicklashansen/tdmpc2, config.yaml: vmin -10, vmax 10
 
 
@@ -90,8 +91,25 @@ class NormedMLP(nn.Module):
         return hidden.unflatten(1, inputs.shape[:-1])
 
 
+class TaskEmbedding(nn.Module):
+    """A vector for each of several tasks, at most of length 1 (section 3.3): longer ones are scaled down."""
+
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.uniform_(torch.empty(count, size), -INITIAL_STD, INITIAL_STD))
+
+    def forward(self, task: Tensor) -> Tensor:
+        """Numbers of tasks `[...]` to `[..., size]`."""
+        vectors = F.embedding(task, self.weight)
+        return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1.0)
+
+
 class ImplicitEncoder(nn.Module):
-    """Observations to latents: vectors through an MLP, images through four convolutions, several through both."""
+    """Observations to latents: vectors through an MLP, images through four convolutions, several through both.
+
+    Where the environment has several tasks (an observation `task`), a latent ends with the embedding of its own, so
+    that whatever reads it knows the task.
+    """
 
     def __init__(
         self,
@@ -102,26 +120,41 @@ class ImplicitEncoder(nn.Module):
         layers: int = 2,
         units: int = 256,
         channels: int = 32,
+        task_size: int = 96,
         keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         if layers < 1:
             raise ConfigError(f"components.encoder.layers is {layers}: write a whole number from 1 on.")
-        specs = selected_observation(observation, keys)
+        task_size = checked_task_size(observation, task_size)
+        tasks = observation[TASK].num_values[0] if task_size else 0
+        specs = selected_observation({key: each for key, each in observation.items() if key != TASK}, keys)
         self.image_keys = tuple(key for key, spec in specs.items() if spec.is_image)
         self.vector_keys = tuple(key for key in specs if key not in self.image_keys)
         self.images = nn.ModuleDict({module_name(key): ImageTower(specs[key], channels) for key in self.image_keys})
         self.vectors = nn.ModuleDict({module_name(key): make_reader(key, specs[key]) for key in self.vector_keys})
         width = sum(part.output_size for part in (*self.images.values(), *self.vectors.values()))  # type: ignore[misc]
-        self.simplex_size, self.output_size = simplex_size, latent_size
+        self.simplex_size, self.latent_size, self.output_size = simplex_size, latent_size, latent_size + task_size
         hidden = [units] * (layers - 1 if self.vector_keys else 0)
-        self.mlp = NormedMLP(width, hidden, latent_size, simplex_size=simplex_size)
+        self.mlp = NormedMLP(width + task_size, hidden, latent_size, simplex_size=simplex_size)
+        self.task = TaskEmbedding(tasks, task_size) if tasks else None
 
     def forward(self, observation: Batch) -> Tensor:
-        """Rows `[..., *shape]` per key to latents `[..., latent_size]`."""
+        """Rows `[..., *shape]` per key to latents `[..., latent_size]`, with several tasks to `[..., output_size]`."""
         parts = [tower(observation[key]) for key, tower in zip(self.image_keys, self.images.values(), strict=True)]
         readers = zip(self.vector_keys, self.vectors.values(), strict=True)
-        return self.mlp(torch.cat([*parts, *(reader(observation[key]) for key, reader in readers)], dim=-1)).squeeze(0)
+        parts += [reader(observation[key]) for key, reader in readers]
+        if self.task is None:
+            return self.mlp(torch.cat(parts, dim=-1)).squeeze(0)
+        task = self.task(observation[TASK])
+        return torch.cat((self.mlp(torch.cat((*parts, task), dim=-1)).squeeze(0), task), dim=-1)
+
+
+def checked_task_size(observation: dict[str, ArraySpec], size: int) -> int:
+    """Numbers of a task's embedding: none where there is one task."""
+    if size < 1:
+        raise ConfigError(f"task_size is {size}: write a whole number from 1 on, such as 96.")
+    return size if TASK in observation else 0
 
 
 class ImageTower(nn.Module):
@@ -173,16 +206,25 @@ class LatentNetwork(nn.Module):
 
 
 class LatentDynamics(LatentNetwork):
-    """`d(z, a)`: the latent one agent step later."""
+    """`d(z, a)`: the latent one agent step later, of the same task."""
 
-    def __init__(self, *, simplex_size: int = 8, **network: Any) -> None:
+    def __init__(
+        self,
+        *,
+        observation: dict[str, ArraySpec] | None = None,
+        simplex_size: int = 8,
+        task_size: int = 96,
+        **network: Any,
+    ) -> None:
         super().__init__(**network)
-        self.mlp = self.make_mlp(self.latent_size, simplex_size=simplex_size)
+        self.task_size = checked_task_size(observation or {}, task_size)
+        self.mlp = self.make_mlp(self.latent_size - self.task_size, simplex_size=simplex_size)
         self.output_size = self.latent_size
 
     def forward(self, latent: Tensor, action: Tensor) -> Tensor:
         """`[..., Z]` and `[..., A]` to `[..., Z]`."""
-        return self.mlp(torch.cat((latent, action), dim=-1)).squeeze(0)
+        after = self.mlp(torch.cat((latent, action), dim=-1)).squeeze(0)
+        return torch.cat((after, latent[..., -self.task_size :]), dim=-1) if self.task_size else after
 
 
 class ImplicitReward(LatentNetwork):

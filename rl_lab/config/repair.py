@@ -27,8 +27,8 @@ from rl_lab.config.files import (
 from rl_lab.config.groups import as_dict, join_groups, set_value, values_by_key
 from rl_lab.types import ConfigError
 
-LATE_GROUPS = ("memory", "decoder", "task", "preset")  # whose files may name another class for a block
-PART_GROUPS = ("memory", "q_values", "replay", "decoder")  # of which an experiment may have made its own choice
+LATE_GROUPS = ("memory", "decoder", "exploration", "task", "preset")  # whose files may name another class for a block
+PART_GROUPS = ("memory", "q_values", "replay", "decoder", "exploration")  # an experiment may choose one itself
 
 
 def repair_joined(joined: Any, experiment: str | None, overrides: Sequence[Override], config_dir: Path | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.training.schedules import Schedule, value_at
-from rl_lab.types import Batch, LossOutput, Metrics, Phase, PolicyStep, TimeStep
+from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, WorldModelWorkflow, named
 from rl_lab.workflows.context import Policy, WorkflowContext
 
@@ -30,6 +30,7 @@ class Dynamics(Protocol):
     latent: Any
     state_keys: tuple[str, ...]
     initial_state: Callable[[int, torch.device], Batch]
+    encode_action: Callable[[Tensor], Tensor]
     observe: Callable[..., tuple[Batch, Tensor]]
     observe_sequence: Callable[[Tensor, Tensor, Tensor, Batch], tuple[Batch, Tensor]]
     prior: Callable[[Batch], Tensor]
@@ -44,6 +45,9 @@ class Dynamics(Protocol):
 class Decoder(Protocol):
     loss: Callable[[Tensor, Batch], Tensor]
     reconstruct: Callable[[Tensor], Batch]
+
+
+SEEN, BEFORE = "seen ", "before "  # mark, in one dictionary, what a row shows and the state that it follows
 
 
 class LatentStateWorkflow(WorldModelWorkflow):
@@ -72,6 +76,11 @@ class LatentStateWorkflow(WorldModelWorkflow):
         self.row_keys = (*context.spec.observation, "action", "reward", "is_first", "is_last", "is_terminal")
         kept = self.dynamics.pack(self.dynamics.initial_state(1, context.runtime.device))
         self.extra_bytes_per_row = sum(value.nbytes for value in kept.values())
+        if self.exploration_noise and context.spec.action.kind != "continuous":
+            raise ConfigError(
+                f"algorithm.exploration_noise is {self.exploration_noise}, but noise suits continuous actions alone "
+                f"and those of {context.spec.id} are {context.spec.action.kind}: write 0.0."
+            )
 
     # --- the state between two actions: the model's, and the action that followed it ---
 
@@ -137,3 +146,11 @@ class LatentStateWorkflow(WorldModelWorkflow):
         # The buffer writes the fresher states back, and draws by priority if it is told to.
         batch |= {key: outputs.pop(key) for key in (*context, "priority") if key in outputs}
         return {**outputs, **{name: rate for each in rates for name, rate in each.items()}}
+
+
+def marked(mark: str, rows: Batch) -> Batch:
+    return {f"{mark}{key}": value for key, value in rows.items()}
+
+
+def those_marked(mark: str, rows: Batch) -> Batch:
+    return {key.removeprefix(mark): value for key, value in rows.items() if key.startswith(mark)}

@@ -258,7 +258,7 @@ def _output_size(name: Any, parts: Mapping[str, Any], place: str) -> int:
         raise ConfigError(
             f"{place} is '{name}', which is no component built before it."
             f"{did_you_mean(str(name), parts)} There are: {', '.join(parts) or 'none'}. "
-            "(Where decoder= brought it: this algorithm has no world model, so leave that out.)"
+            "(Where decoder= or exploration= brought it: this algorithm has no world model, so leave that out.)"
         )
     size = getattr(parts[name], "output_size", None)
     if not isinstance(size, int):

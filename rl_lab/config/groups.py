@@ -24,7 +24,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from rl_lab.config.files import PACKAGE_CONFIGS, Config, config_directories, read, state_of_files
 from rl_lab.types import ConfigError, did_you_mean
@@ -72,6 +72,9 @@ def as_dict(joined: Any, *, resolve: bool) -> Config:
     """Joined files as a plain dictionary, with or without its interpolations (`${...}`) resolved."""
     try:
         plain = OmegaConf.to_container(joined, resolve=resolve, throw_on_missing=resolve)
+    except InterpolationKeyError as error:
+        cure = "(Where exploration= brought it: that is for Dreamer, so leave it out with this algorithm.)"
+        raise ConfigError(f"{_readable(error)}. {cure}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(_readable(error)) from error
     assert isinstance(plain, dict)

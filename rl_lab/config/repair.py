@@ -27,7 +27,7 @@ from rl_lab.config.files import (
 from rl_lab.config.groups import as_dict, join_groups, set_value, values_by_key
 from rl_lab.types import ConfigError
 
-LATE_GROUPS = ("memory", "decoder", "planner", "task", "preset")  # whose files may name another class for a block
+LATE_GROUPS = ("memory", "decoder", "planner", "exploration", "task", "preset")  # may name another class for a block
 PLANNER = "controllers.planner"
 PART_GROUPS = (
     "memory",
@@ -35,7 +35,8 @@ PART_GROUPS = (
     "replay",
     "decoder",
     "planner",
-)  # of which an experiment may have made its own choice
+    "exploration",
+)  # an experiment may choose one itself
 
 
 def repair_joined(joined: Any, experiment: str | None, overrides: Sequence[Override], config_dir: Path | None) -> None:

@@ -32,7 +32,17 @@ class Word:
 
 ENVIRONMENT_WORDS = ("env", "env_id", "env_name", "environment_id", "gym_id")
 ALGORITHM_WORDS = ("algo", "alg", "agent")
-OWN_OPTIONS = ("seed", "preset", "size", "task", "memory", "decoder", "environment", "runtime")  # also as --seed 3
+OWN_OPTIONS = (
+    "seed",
+    "preset",
+    "size",
+    "task",
+    "memory",
+    "decoder",
+    "exploration",
+    "environment",
+    "runtime",
+)  # also as --seed 3
 
 SWITCH = {"true": "rolling", "false": "off", "1": "rolling", "0": "off"}
 TERMINAL = {"0": "quiet", "1": None, "2": "plain", "true": None, "false": "quiet"}

@@ -34,6 +34,7 @@ class Dynamics(Protocol):
     latent: Any
     state_keys: tuple[str, ...]
     initial_state: Callable[[int, torch.device], Batch]
+    encode_action: Callable[[Tensor], Tensor]
     observe: Callable[..., tuple[Batch, Tensor]]
     observe_sequence: Callable[[Tensor, Tensor, Tensor, Batch], tuple[Batch, Tensor]]
     prior: Callable[[Batch], Tensor]
@@ -89,6 +90,11 @@ class LatentStateWorkflow(WorldModelWorkflow):
         self.row_keys = (*context.spec.observation, "action", "reward", "is_first", "is_last", "is_terminal")
         kept = self.dynamics.pack(self.dynamics.initial_state(1, context.runtime.device))
         self.extra_bytes_per_row = sum(value.nbytes for value in kept.values())
+        if self.exploration_noise and context.spec.action.kind != "continuous":
+            raise ConfigError(
+                f"algorithm.exploration_noise is {self.exploration_noise}, but noise suits continuous actions alone "
+                f"and those of {context.spec.id} are {context.spec.action.kind}: write 0.0."
+            )
 
     # --- the state between two actions: the model's, and the action that followed it ---
 
@@ -126,14 +132,14 @@ class LatentStateWorkflow(WorldModelWorkflow):
             steps = plans.flatten(0, 1).unbind(dim=1)
             states, _ = self.dynamics.imagine(starts, lambda seen, step: steps[step], len(steps))
             features = self.dynamics.features({key: value[:, 1:] for key, value in states.items()})
-            return self.promise(features).view(plans.shape[:2])
+            return self.planned_return(features).view(plans.shape[:2])
 
         explores = mode == "train" and not self.exploration_noise  # where a workflow adds noise of its own, no more
         numbers = len(some_part), size, some_part.device
         return self.planner.plan(Search(score, *numbers, previous=batch.get(PLAN), explore=explores))
 
-    def promise(self, features: Tensor) -> Tensor:
-        """What plans promise `[N*C]` that lead through features `[N*C, H, F]`: the sum of their rewards."""
+    def planned_return(self, features: Tensor) -> Tensor:
+        """The returns `[N*C]` of plans that lead through features `[N*C, H, F]`: the sum of their rewards."""
         return self.reward_head(features).mean().sum(dim=1)
 
     def explore(self, action: Tensor, *, mode: Mode) -> Tensor:

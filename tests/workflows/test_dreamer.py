@@ -136,7 +136,7 @@ def fixed_dream(workflow: Dreamer, **told: list[float]) -> None:
     features[0, :, 0] = torch.tensor(told["value"])
     dream = {"features": features, "action": torch.tensor([[0, 1]])}
     dream |= {name: torch.tensor([told[name]]) for name in ("reward", "continue")}
-    workflow.dream = lambda start, through_model: dream  # type: ignore[method-assign]
+    workflow.dream = lambda behaviour, start: dream  # type: ignore[method-assign]
     workflow.critic = FirstFeature()  # type: ignore[assignment]
     workflow.slow_critic = FirstFeature()  # type: ignore[assignment]
 
@@ -179,7 +179,7 @@ def test_dreams_may_begin_from_the_last_rows_alone() -> None:
     workflow, _ = make(overrides=("algorithm.dream_last=2",))
     starts = []
     dream = workflow.dream
-    workflow.dream = lambda start, through_model: (starts.append(start), dream(start, through_model))[1]  # type: ignore[method-assign, func-returns-value]
+    workflow.dream = lambda behaviour, start: (starts.append(start), dream(behaviour, start))[1]  # type: ignore[method-assign, func-returns-value]
     batch = with_blank_context(workflow, make_batch())
     workflow.update(batch, phase=PHASE)
     assert starts[0]["deter"].shape == (3 * 2, 16)

@@ -73,7 +73,7 @@ def test_imagined_actions_and_their_likelihoods_are_those_of_the_masked_policy(a
     workflow, agent = make({**VECTOR, "action_mask": ArraySpec((size,), "bool")}, action=action)
     with torch.no_grad():  # never the first action
         agent.components["action_mask_head"].output.bias.copy_(torch.tensor([-100.0] + [100.0] * (size - 1)))
-    dream = workflow.dream(workflow.dynamics.initial_state(500, torch.device("cpu")), through_model=False)
+    dream = workflow.dream(workflow.task, workflow.dynamics.initial_state(500, torch.device("cpu")))
     assert not dream["action_mask"][..., 0].any() and dream["action_mask"][..., 1:].all()
     first = dream["action"] if action.kind == "discrete" else dream["action"][..., 0]
     assert dream["action"].shape[:2] == dream["action_mask"].shape[:2] == (500, workflow.horizon)

@@ -61,6 +61,52 @@ class Corridor(Drawn):
         return frame
 
 
+class Maze(Drawn):
+    """A winding corridor in a grid: +1 at its end, 0 on the way. Actions: up, right, down, left; it sees row and column
+
+    rows of 5:   start . . . .      chance alone gets about as far as the square root of its steps, so the time limit
+                 # # # # .          ends nearly every episode of a random policy before the goal
+                 . . . . .
+                 . # # # #
+                 . . . . goal
+    """
+
+    moves = ((-1, 0), (0, 1), (1, 0), (0, -1))
+
+    def __init__(self, size: int = 5, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        if size < 3 or size % 4 != 1:
+            raise ValueError(f"Maze size is {size}: write 5, 9, 13, ..., so that the corridor ends in the last corner.")
+        self.is_wall = np.zeros((size, size), bool)
+        self.is_wall[1::4, :-1], self.is_wall[3::4, 1:] = True, True
+        self.observation_space = spaces.Box(0.0, 1.0, (2 * size,), np.float32)
+        self.action_space = spaces.Discrete(4)
+        self.size, self.row, self.column = size, 0, 0
+
+    def _observe(self) -> np.ndarray:
+        observation = np.zeros(2 * self.size, np.float32)
+        observation[[self.row, self.size + self.column]] = 1.0
+        return observation
+
+    def _begin(self) -> None:
+        self.row = self.column = 0
+
+    def step(self, action: Any) -> Result:
+        down, right = self.moves[int(action)]
+        row, column = (int(np.clip(place, 0, self.size - 1)) for place in (self.row + down, self.column + right))
+        if not self.is_wall[row, column]:
+            self.row, self.column = row, column
+        is_there = self.row == self.column == self.size - 1
+        return self._observe(), float(is_there), is_there, False, {}
+
+    def _draw(self) -> np.ndarray:
+        frame = canvas(16 * self.size, 16 * self.size)
+        frame[np.kron(self.is_wall, np.ones((16, 16))) > 0] = DARK
+        frame[-16:, -16:] = GREEN
+        frame[16 * self.row + 4 : 16 * self.row + 12, 16 * self.column + 4 : 16 * self.column + 12] = RED
+        return frame
+
+
 class PointMass(Drawn):
     """Push a mass to the origin and keep it there: reward -(distance squared) - 0.01 (force squared) per step"""
 
@@ -143,7 +189,7 @@ class Detour(Drawn):
 
     def __init__(self, shows: str = "state", render_mode: str | None = None) -> None:
         super().__init__(render_mode)
-        known = {
+        known: dict[str, spaces.Space] = {
             "vector": spaces.Box(-1.0, 1.0, (2,), np.float32),
             "image": spaces.Box(0, 255, (self.pixels, self.pixels, 3), np.uint8),
         }

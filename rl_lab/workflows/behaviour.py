@@ -1,0 +1,65 @@
+"""A behaviour: an actor and a critic that learn in a model's dreams, and what is rewarded there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rl_lab.components.world_model.rssm import Decisions, MaskedDecisions
+from rl_lab.training.target_network import TargetNetwork
+from rl_lab.types import Batch, ConfigError, EnvSpec
+from rl_lab.workflows.latent_states import Dynamics, Network
+
+
+class Actor(Protocol):
+    def __call__(self, features: Tensor, mask: Tensor | None = None) -> Any: ...
+    def noise(self, *leading: int, device: torch.device) -> Tensor: ...
+    def decide(self, features: Tensor, noise: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """`name` begins the names of its losses and metrics; the task's own has none."""
+
+    actor: Actor
+    critic: Network
+    slow_critic: TargetNetwork
+    return_scale: Any
+    reward: Callable[[Tensor, Tensor], Tensor]  # features [N, H+1, F] and actions [N, H, ...] to rewards [N, H+1]
+    reward_part: Any  # what `reward` asks; gradients may pass through it, not into it
+    name: str = ""
+
+
+def unroll(
+    dynamics: Dynamics, actor: Actor, start: Batch, horizon: int, mask_head: Network | None
+) -> tuple[Batch, Batch]:
+    """An actor in the model from states `[N, ...]`: states `[N, H+1, ...]`, and `action` `[N, H, ...]`, where actions
+    may be forbidden together with the `action_mask` that the head expects."""
+    some_part = next(iter(start.values()))
+    noise = actor.noise(horizon, len(some_part), device=some_part.device)
+    policy = Decisions(actor, noise) if mask_head is None else MaskedDecisions(actor, noise, mask_head)
+    states, action = dynamics.imagine(start, policy, horizon)
+    return states, {"action": action, **policy.obeyed()}
+
+
+def checked_policy_gradient(policy_gradient: str, spec: EnvSpec, optimizers: Collection[str]) -> str:
+    """How actors learn, chosen by the actions if it is left open; gradients through the model need an
+    optimiser each for model and controllers."""
+    kind = spec.action.kind
+    if policy_gradient == "auto":
+        policy_gradient = "dynamics" if kind == "continuous" else "reinforce"
+    if policy_gradient != "reinforce" and kind != "continuous":
+        raise ConfigError(
+            f"algorithm.policy_gradient is {policy_gradient}: that needs continuous actions, but those of "
+            f"{spec.id} are {kind}. Write `policy_gradient: reinforce`, or auto."
+        )
+    if policy_gradient != "reinforce" and "" in optimizers:
+        raise ConfigError(
+            f"algorithm.policy_gradient is {policy_gradient}: that needs optimizers world_model, actor and "
+            "critic instead of agent, as dreamer_v2 has them. Or write `policy_gradient: reinforce`."
+        )
+    return policy_gradient

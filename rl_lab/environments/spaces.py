@@ -107,11 +107,14 @@ class ObservationConverter:
         array = np.asarray(pick(observation, leaf.path))
         return len(array) if array.ndim > len(leaf.source_shape) else None
 
-    def batch(self, observation: Any, num_envs: int) -> dict[str, np.ndarray]:
-        """The arrays of a native vector environment, copied because its buffers may be written again."""
+    def batch(self, observation: Any, num_envs: int, *, is_new: bool = False) -> dict[str, np.ndarray]:
+        """The arrays of a native vector environment, copied because its buffers may be written again, unless they are
+        new ones."""
         rows = {}
         for leaf in self.leaves:
-            value = contiguous_copy(pick(observation, leaf.path), leaf.spec.dtype)
+            value = pick(observation, leaf.path)
+            if not is_new:
+                value = contiguous_copy(value, leaf.spec.dtype)
             value = value.reshape(num_envs, *leaf.spec.shape)
             rows[leaf.key] = value - leaf.start if leaf.spec.is_discrete else value
         return rows

@@ -195,7 +195,7 @@ class NativeEnvironment(VectorBase):
                 break
             except Exception as error:  # noqa: BLE001 (see Cell._restart)
                 self._restart(error, "reset")
-        self._rows = empty_rows(self.blueprint.observations.batch(observation, self.num_envs), self.spec.outcomes)
+        self._rows = empty_rows(self._batch(observation), self.spec.outcomes)
         self._rows.is_first[:] = True
         self._needs_reset = False
         return self._rows
@@ -217,7 +217,7 @@ class NativeEnvironment(VectorBase):
             return self._end_all(self._rows)
         self._restarts.step()
         self._rows = EnvRows(
-            self.blueprint.observations.batch(observation, self.num_envs),
+            self._batch(observation),
             np.array(reward, np.float32),
             self._rows.is_last.copy(),
             np.logical_or(terminated, truncated),
@@ -225,6 +225,10 @@ class NativeEnvironment(VectorBase):
             {name: np.array(info["outcome"][name], np.float32) for name in self.spec.outcomes},
         )
         return self._rows
+
+    def _batch(self, observation: Any) -> dict[str, np.ndarray]:
+        is_new = getattr(self._env.unwrapped, "shows_new_arrays", False)
+        return self.blueprint.observations.batch(observation, self.num_envs, is_new=is_new)
 
     def _end_all(self, last: EnvRows) -> EnvRows:
         """Every episode ends, those that had just ended excepted: they begin and end at once."""

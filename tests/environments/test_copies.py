@@ -109,3 +109,21 @@ def test_actions_have_the_bits_of_the_plain_formula(low: float, high: float, dty
     plain = in_range(action.astype(np.float64), **converter.range).astype(dtype)
     assert converter.batch(action).tobytes() == plain.tobytes()
     assert converter.batch(action).dtype == dtype
+
+
+@pytest.mark.parametrize(("observation", "stack"), [("grey", 4), ("grey", 1), ("rgb", 1), ("rgb", 2)])
+def test_pixels_of_ales_threads_are_copied_once_into_rows_of_their_own(observation: str, stack: int) -> None:
+    pytest.importorskip("ale_py")
+    kwargs = {"observation": observation, "stack": stack, "size": 128}
+    environment = make_environment(id="atari/pong", num_envs=2, vectorization="native", kwargs=kwargs)
+    environment.reset()
+    action = np.zeros(2, np.int64)
+    first = environment.step(action).observation["image"]
+    as_seen = first.copy()
+    tracemalloc.start()
+    second = environment.step(action).observation["image"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert second.flags.c_contiguous and second.nbytes <= peak < second.nbytes * 3 // 2
+    assert not np.shares_memory(first, second) and np.array_equal(first, as_seen)
+    environment.close()

@@ -38,6 +38,7 @@ class AtariVector(VectorEnv):
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": [], "render_fps": FRAMES_PER_SECOND}
     has_the_arguments_of_one = True  # factory.py: kwargs mean here what they mean in a single environment
+    shows_new_arrays = True  # vector.py: what was shown is never written again
 
     def __init__(self, num_envs: int, num_threads: int = 0, **settings: Any) -> None:
         one = arguments_of_one(settings)
@@ -46,7 +47,9 @@ class AtariVector(VectorEnv):
         if observation not in ("grey", "rgb"):
             raise ConfigError(f"ALE's vector environment shows grey or rgb, not {observation!r}")
         import ale_py
+        import cv2
 
+        self._merge = cv2.merge  # three times as fast as NumPy at putting planes side by side
         self._ale = ale_py.AtariVectorEnv(
             game,
             num_envs,
@@ -75,7 +78,7 @@ class AtariVector(VectorEnv):
         self._after_a_life = actions.index(fire) if presses_fire else 0  # 0: do nothing
         self._stack, self._is_grey = stack, observation == "grey"
         self._seeds = np.random.default_rng(0)
-        self._logs: list[list[int]] = []  # the actions of each since its seed
+        self._actions: list[np.ndarray] = []  # of all games, one array for each step
 
     # --- playing ---
 
@@ -85,7 +88,7 @@ class AtariVector(VectorEnv):
         if seed is not None:
             self._seeds = np.random.default_rng(seed)  # type: ignore[arg-type]
         self._game_seeds = self._seeds.integers(2**31 - 1, size=self.num_envs)
-        self._logs = [[] for _ in range(self.num_envs)]
+        self._actions, self._begins = [], np.zeros(self.num_envs, np.int64)  # where in them the seed of each came
         self._scores = np.zeros(self.num_envs)
         self._is_over, self._is_life_lost = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         observation, info = self._ale.reset(seed=self._game_seeds)
@@ -93,35 +96,44 @@ class AtariVector(VectorEnv):
         return self._as_images(observation), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        actions = np.where(self._is_life_lost, self._after_a_life, actions)
         was_over, was_lost = self._is_over, self._is_life_lost
+        if was_lost.any():
+            actions = np.where(was_lost, self._after_a_life, actions)
         observation, score, terminated, truncated, info = self._ale.step(actions)
-        for log, action in zip(self._logs, actions.tolist(), strict=True):
-            log.append(action)
-        lives = np.array(info["lives"], np.int64)
-        is_long = was_over & np.array([len(log) > NEW_SEED_AFTER for log in self._logs])
-        if is_long.any():
-            observation, lives = self._begin_from_seeds(is_long)
-        self._scores = np.where(was_over, 0.0, self._scores + score)
+        self._actions.append(actions.astype(np.uint8))
+        lives, self._scores = info["lives"], self._scores + score
+        reward = np.clip(score, -1, 1) if self.clip_reward else score
+        if (is_new := was_over | was_lost).any():
+            reward, self._scores = np.where(is_new, 0.0, reward), np.where(was_over, 0.0, self._scores)
+            is_long = was_over & (len(self._actions) - self._begins > NEW_SEED_AFTER)
+            if is_long.any():
+                observation, lives = self._begin_from_seeds(is_long)
         self._is_over = terminated | truncated
-        self._is_life_lost = (lives < self._lives) & ~self._is_over & ~was_over & self.episodic_life
-        self._lives = lives
-        reward = np.where(was_over | was_lost, 0.0, np.clip(score, -1, 1) if self.clip_reward else score)
+        if self.episodic_life:
+            self._is_life_lost = (lives < self._lives) & ~self._is_over & ~was_over
+            terminated = terminated | self._is_life_lost
+        self._lives = np.array(lives, np.int64)
         outcome = {"game_score": np.where(self._is_over, self._scores, np.nan)}
-        return self._as_images(observation), reward, terminated | self._is_life_lost, truncated, {"outcome": outcome}
+        return self._as_images(observation), reward, terminated, truncated, {"outcome": outcome}
 
     def _begin_from_seeds(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """These have just begun a game: they begin it again, from seeds of their own."""
         self._game_seeds[which] = self._seeds.integers(2**31 - 1, size=int(which.sum()))
-        for i in np.flatnonzero(which).tolist():
-            self._logs[i] = []
+        self._begins[which] = len(self._actions)
+        seen_by_none = self._begins.min()
+        self._actions, self._begins = self._actions[seen_by_none:], self._begins - seen_by_none
         observation, info = self._ale.reset(seed=self._game_seeds[which], options={"reset_mask": which})
-        return observation, np.array(info["lives"], np.int64)
+        return observation, info["lives"]
 
     def _as_images(self, stacked: np.ndarray) -> np.ndarray:
-        """[N, stack, H, W] or [N, stack, H, W, 3] as [N, H, W, channels]: a view of greys, which are copied later."""
-        last = np.moveaxis(stacked, 1, 3)
-        return last if self._is_grey else last.reshape(*last.shape[:3], -1)
+        """[N, stack, H, W] or [N, stack, H, W, 3] as a new array [N, H, W, channels]."""
+        if not self._is_grey:
+            last = np.array(np.moveaxis(stacked, 1, 3), order="C")
+            return last.reshape(*last.shape[:3], -1)
+        images = np.empty((self.num_envs, *stacked.shape[2:], self._stack), np.uint8)
+        for frames, image in zip(stacked, images, strict=True):
+            self._merge(list(frames), image)
+        return images
 
     def close_extras(self, **kwargs: Any) -> None:
         del self._ale.ale  # its threads end with it
@@ -132,25 +144,34 @@ class AtariVector(VectorEnv):
         return {
             "generator": self._seeds,
             "game_seeds": self._game_seeds.copy(),
-            "logs": [np.array(log, np.uint8) for log in self._logs],
+            "logs": [self._actions_of(i) for i in range(self.num_envs)],
             "scores": self._scores.copy(),
             "lives": self._lives.copy(),
             "is_over": self._is_over.copy(),
             "is_life_lost": self._is_life_lost.copy(),
         }
 
+    def _actions_of(self, i: int) -> np.ndarray:
+        """What this game was told since its seed."""
+        return np.array([actions[i] for actions in self._actions[self._begins[i] :]], np.uint8)
+
     def set_state(self, state: dict[str, Any]) -> None:
         self._seeds, self._game_seeds = state["generator"], state["game_seeds"]
-        self._logs = [log.tolist() for log in state["logs"]]
+        logs = state["logs"]
+        lengths = np.array([len(log) for log in logs])
+        longest = int(lengths.max(initial=0))
+        rows = np.stack(
+            [np.pad(log, (longest - len(log), 0)) for log in logs], axis=1
+        )  # [longest, N], all end together
+        self._actions, self._begins = list(rows), longest - lengths
         self._scores, self._lives = state["scores"], state["lives"]
         self._is_over, self._is_life_lost = state["is_over"], state["is_life_lost"]
-        lengths = np.array([len(log) for log in self._logs])
         self._ale.reset(seed=self._game_seeds)
-        for left in range(int(lengths.max(initial=0)), 0, -1):
-            joins = lengths == left
-            if joins.any() and left < lengths.max():
+        for begin, actions in enumerate(rows):
+            joins = self._begins == begin
+            if joins.any() and begin:
                 self._ale.reset(seed=self._game_seeds[joins], options={"reset_mask": joins})
-            self._ale.step(np.array([log[-left] if len(log) >= left else 0 for log in self._logs]))
+            self._ale.step(actions.astype(np.int64))
         joins = lengths == 0
         if joins.any() and not joins.all():
             self._ale.reset(seed=self._game_seeds[joins], options={"reset_mask": joins})

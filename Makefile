@@ -43,7 +43,7 @@ $(VENV)/.installed-core: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-core
-	$(PIP) install -q $(TORCH_INDEX) -c constraints.txt -e ".[dev,box2d,minigrid,dmc,atari,crafter,vizdoom,retro,bsuite,popgym,memory-maze,brax,offline,export,sweeps,parquet,wandb,hub]"
+	$(PIP) install -q $(TORCH_INDEX) -c constraints.txt -e ".[dev,box2d,minigrid,dmc,atari,crafter,vizdoom,retro,bsuite,popgym,memory-maze,brax,offline,export,sweeps,evolution,parquet,wandb,hub]"
 	@touch $@
 
 $(VENV)/.installed-peers: $(VENV)/.installed-core

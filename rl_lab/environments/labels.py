@@ -29,6 +29,7 @@ LABELS: dict[str, tuple[str, ...]] = {
     "rl_lab/Corridor": ("left", "right"),
     "rl_lab/Recall": ("cue 0", "cue 1"),
     "rl_lab/PixelCatch": ("left", "stay", "right"),
+    "rl_lab/PixelFollow": ("left", "stay", "right"),
 }
 MINIGRID = ("left", "right", "forward", "pick up", "drop", "toggle", "done")
 

@@ -226,7 +226,9 @@ def test_a_class_that_is_no_environment_and_one_that_cannot_be_built() -> None:
     assert finding.what.startswith(start) and finding.what.endswith(")")  # the file and line of the environment's own
 
 
-@pytest.mark.parametrize("name", "Corridor Recall PointMass MultiTarget MaskedChain PixelCatch Counter".split())
+@pytest.mark.parametrize(
+    "name", "Corridor Recall PointMass MultiTarget MaskedChain PixelCatch PixelFollow Counter".split()
+)
 def test_our_own_toys_are_praised(name: str) -> None:
     assert check_environment(lambda: gym.make(f"rl_lab/{name}-v0")) == []
 

@@ -20,7 +20,7 @@ from rl_lab.utils import tree
 from .helpers import as_tree, random_actions
 
 PLAIN = "CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCar-v0 FrozenLake-v1 Taxi-v4 CliffWalking-v1 Blackjack-v1".split()
-TOYS = "Counter Recall MultiTarget Corridor PointMass PixelCatch Faulty".split()
+TOYS = "Counter Recall MultiTarget Corridor PointMass PixelCatch PixelFollow Faulty".split()
 
 
 def through_a_checkpoint(state: Any) -> Any:

@@ -233,3 +233,36 @@ class Detour(Drawn):
         column, row = at(self.place[0]), at(-self.place[1])
         frame[row - 1 : row + 2, column - 1 : column + 2] = DARK
         return frame
+
+
+class PixelFollow(Drawn):
+    """Stay under a bar that wanders: +1 for every step in which the two overlap by half, over once they are far apart.
+    Both are five pixels wide and half an image high, and move by at most one. uint8 image"""
+
+    def __init__(self, size: int = 16, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
+        self.action_space = spaces.Discrete(3)
+        self.size, self.bar, self.place, self.direction = size, size // 2, size // 2, 1
+
+    def _observe(self) -> np.ndarray:
+        image = np.zeros((self.size, self.size, 1), np.uint8)
+        image[: self.size // 2, self.bar - 2 : self.bar + 3] = 255
+        image[self.size // 2 :, self.place - 2 : self.place + 3] = 255
+        return image
+
+    def _begin(self) -> None:
+        self.bar, self.place = (int(self.np_random.integers(5, self.size - 5)) for _ in range(2))
+        self.direction = int(self.np_random.choice([-1, 1]))
+
+    def step(self, action: Any) -> Result:
+        self.step_in_episode += 1
+        if self.np_random.random() < 0.1 or not 2 <= self.bar + self.direction <= self.size - 3:
+            self.direction = -self.direction
+        self.bar = int(np.clip(self.bar + self.direction, 2, self.size - 3))
+        self.place = int(np.clip(self.place + int(action) - 1, 2, self.size - 3))
+        distance = abs(self.bar - self.place)
+        return self._observe(), float(distance <= 2), distance > self.size // 2, False, {}
+
+    def _draw(self) -> np.ndarray:
+        return np.repeat(np.kron(self._observe()[..., 0], np.ones((4, 4), np.uint8))[..., None], 3, axis=2)

@@ -36,6 +36,11 @@ def catch(observation: np.ndarray, _: int) -> int:
     return 1 + int(np.sign(ball - paddle))
 
 
+def follow(observation: np.ndarray, _: int) -> int:
+    bar, place = (int(np.argwhere(observation[row, :, 0])[2][0]) for row in (0, -1))
+    return 1 + int(np.sign(bar - place))
+
+
 SKILLED: dict[str, Callable[[Any, int], Any]] = {
     "Corridor": lambda observation, _: 1,
     "Recall": Rememberer(),
@@ -43,6 +48,7 @@ SKILLED: dict[str, Callable[[Any, int], Any]] = {
     "MultiTarget": lambda observation, _: observation,
     "MaskedChain": lambda observation, _: int(np.argmax(observation["place"])) % 4,
     "PixelCatch": catch,
+    "PixelFollow": follow,
 }
 
 

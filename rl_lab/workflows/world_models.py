@@ -1,0 +1,330 @@
+"""World Models: learn to see, learn to foresee, and evolve a small controller on the environment or inside the dream.
+
+"World Models" (Ha and Schmidhuber 2018, arXiv:1803.10122)
+
+    V  update_vae         z_t ~ N(mean, variance) of the image of row t             reconstruction + KL
+    M  update_memory      h_t = LSTM(h_t-1, z_t-1, a_t-1)                           -log P(z_t | h_t), reward, end
+    C  update_controller  a_t = W [z_t, h_t] + b, one generation of CMA-ES          mean return of R rollouts
+
+A phase lists one hook at a time, so that the method is a curriculum. `update_controller` in an offline phase evolves
+inside the dream, with temperature; in an online phase on the environment, whose N copies play the candidates' rollouts:
+
+    environment 0   [candidate 0, rollout 0][candidate 2, rollout 0]...    where an episode ends, the next rollout that
+    environment 1   [candidate 1, rollout 0][candidate 3, rollout 0]...    waits begins; after the last: a generation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from rl_lab.components.world_model.conv_vae import draw_latent, vae_loss
+from rl_lab.components.world_model.mdn_rnn import DreamStarts, mdn_rnn_loss
+from rl_lab.training.schedules import Schedule, value_at
+from rl_lab.types import Batch, CollectResult, ConfigError, Metrics, Phase, PolicyStep, StateTree, TimeStep
+from rl_lab.workflows.base import Mode, WorldModelWorkflow, checked_scales, named
+from rl_lab.workflows.context import WorkflowContext
+
+TERMS = {"vae": ("reconstruction", "kl"), "memory": ("latent", "reward", "end")}
+RETURNS = "returns"  # the buffer of phases that evolve on the environment
+DREAM_CHUNK = 25  # steps of a dream between two looks whether anybody is still in it
+NOBODY = -1  # a rollout that is none: the generation has no more of them to begin
+
+
+class VAE(Protocol):
+    output_size: int
+    image_key: str
+    reconstruct: Callable[[Tensor], Batch]
+
+    def __call__(self, observation: Batch) -> Tensor: ...
+
+
+class Memory(Protocol):
+    """A state is a dictionary of tensors `[N, ...]`; nobody but the memory knows its parts."""
+
+    initial_state: Callable[[int, torch.device], Batch]
+    observe: Callable[..., tuple[Batch, Tensor]]
+    dream_step: Callable[[Batch, Tensor, Tensor | float | None], Batch]
+    imagine: Callable[..., tuple[Batch, Tensor]]
+    begin: Callable[[Batch], tuple[Batch, Batch]]
+    features: Callable[[Batch], Tensor]
+    controller_inputs: Callable[[Tensor], Tensor]
+    reward: Callable[[Tensor], Any]
+    goes_on: Callable[[Tensor], Any]
+
+
+class Controller(Protocol):
+    evolved: Tensor
+
+    def __call__(self, inputs: Tensor, parameters: Tensor) -> Tensor: ...
+
+
+class Evolution(Protocol):
+    population: int
+    generations: int
+    has_begun: bool
+    mean: Callable[[], Tensor]
+    std: Callable[[], float]
+    begin: Callable[[Tensor], None]
+    ask: Callable[[], Tensor]
+    tell: Callable[[Tensor, Tensor], None]
+    get_state: Callable[[], StateTree]
+    set_state: Callable[[StateTree], None]
+
+
+class WorldModels(WorldModelWorkflow):
+    """A variational autoencoder, a recurrent mixture density network, and a linear controller that is evolved."""
+
+    captured: ClassVar[tuple[str, ...]] = ("learn_vae", "learn_memory", "dream")
+    part_groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"world_model": ("vae", "memory", "dream_starts")}
+
+    def __init__(
+        self,
+        *,
+        images_per_update: int | None = 100,
+        kl_tolerance: float = 0.5,
+        rollouts: int = 16,
+        temperature: float | Schedule = 1.0,
+        dream_steps: int = 1000,
+        dream_starts: int = 1000,
+        loss_scales: Mapping[str, float | Schedule],
+    ) -> None:
+        whole = {"rollouts": rollouts, "dream_steps": dream_steps, "dream_starts": dream_starts}
+        for name, value in {
+            **whole,
+            "images_per_update": 1 if images_per_update is None else images_per_update,
+        }.items():
+            if value < 1:
+                raise ConfigError(f"algorithm.{name} is {value}: write a whole number from 1.")
+        ends = (temperature.start, temperature.end) if isinstance(temperature, Schedule) else (temperature,)
+        if kl_tolerance < 0.0 or min(end for end in ends if end is not None) <= 0.0:
+            raise ConfigError(
+                f"algorithm.kl_tolerance is {kl_tolerance} and temperature is {temperature}: write a number from 0 and "
+                "one above 0, such as 0.5 and 1.15."
+            )
+        self.images_per_update, self.kl_tolerance = images_per_update, kl_tolerance
+        self.rollouts, self.temperature = rollouts, temperature
+        self.dream_steps, self.num_starts = dream_steps, dream_starts
+        self.loss_scales = checked_scales(loss_scales, algorithm="World Models", terms=sum(TERMS.values(), ()))
+        self.is_evolving = False  # the phase under way tries candidates on the environment
+        self.generations_begun = 0
+        self.candidates: Tensor | None = None  # [P, n] of the generation under way on the environment
+
+    def initialize(self, context: WorkflowContext) -> None:
+        super().initialize(context)
+        if context.spec.has_action_mask:
+            raise ConfigError(
+                f"World Models obeys no action masks, which {context.spec.id} shows: write `algorithm=dreamer`."
+            )
+        self.vae: VAE = context.components.require("vae", VAE)
+        self.memory: Memory = context.components.require("memory", Memory)
+        self.controller: Controller = context.controllers.require("controller", Controller)
+        self.evolution: Evolution = context.controllers.require("evolution", Evolution)
+        self.optimizers = {name: context.optimizers.require(name) for name in TERMS}
+        self.dream_starts = DreamStarts(capacity=self.num_starts, input_size=self.vae.output_size)
+        context.components.add("dream_starts", self.dream_starts.to(context.runtime.device))
+        self.next_rollout = torch.zeros((), dtype=torch.int64, device=context.runtime.device)
+        self.encoder, self.dynamics, self.decoder = self.vae, self.memory, self.vae  # as films name them
+        self.reward_head, self.continue_head = self.memory.reward, self.memory.goes_on
+
+    def check_phase(self, phase: Phase) -> None:
+        super().check_phase(phase)
+        if phase.type == "eval_only":
+            return
+        evolves = "update_controller" in phase.workflow_hooks and phase.type == "online"
+        is_alone = phase.controller is None and len(phase.workflow_hooks) == 1
+        if evolves != (phase.buffer == RETURNS) or (evolves and not is_alone):
+            raise ConfigError(
+                f"Phase '{phase.name}': one that evolves a controller on the environment is online and has `buffer: "
+                f"{RETURNS}`, `workflow_hooks: [update_controller]` and no `controller`; every other one has `buffer: "
+                "replay`. With `type: offline` a controller is evolved in the dream."
+            )
+
+    def enter_phase(self, phase: Phase) -> None:
+        super().enter_phase(phase)
+        self.is_evolving = phase.type == "online" and "update_controller" in phase.workflow_hooks
+
+    # --- acting ---
+
+    def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
+        """`state` is the memory's, the action that followed it, and the rollout being played; is_first forgets all."""
+        before = self.blank_state(time_step) if state is None else state
+        with self.context.runtime.autocast(), torch.no_grad():
+            normal = self.vae(time_step.observation)
+            is_sure = mode == "eval"
+            seen, _ = self.memory.observe(normal, before["action"], before, time_step.is_first, deterministic=is_sure)
+            inputs = self.memory.controller_inputs(self.memory.features(seen))
+            if is_sure or not self.is_evolving:
+                action = self.controller(inputs.unsqueeze(0), self.controller.evolved.unsqueeze(0)).squeeze(0)
+                return PolicyStep(action, {**seen, "action": action, "rollout": before["rollout"]})
+            assert self.candidates is not None
+            rollout = self.assign(before["rollout"], time_step.is_first)
+            candidate = torch.where(rollout == NOBODY, 0, rollout % self.evolution.population)
+            action = self.controller(inputs.unsqueeze(1), self.candidates[candidate].float()).squeeze(1)
+        extras = {"candidate": torch.where(rollout == NOBODY, NOBODY, candidate)}
+        extras["generation"] = torch.full_like(rollout, self.generations_begun)
+        return PolicyStep(action, {**seen, "action": action, "rollout": rollout}, extras)
+
+    def blank_state(self, time_step: TimeStep) -> Batch:
+        spec, count, device = self.context.spec.action, time_step.num_envs, time_step.reward.device
+        action = torch.zeros(count, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+        rollout = torch.full((count,), NOBODY, device=device)
+        return {**self.memory.initial_state(count, device), "action": action, "rollout": rollout}
+
+    def assign(self, rollout: Tensor, is_first: Tensor) -> Tensor:
+        """Which rollout of the generation each environment plays `[N]`: where an episode begins, the next one."""
+        waiting = self.next_rollout + is_first.cumsum(dim=0) - 1
+        begun = torch.where(waiting < self.evolution.population * self.rollouts, waiting, NOBODY)
+        self.next_rollout = self.next_rollout + is_first.sum()
+        return torch.where(is_first, begun, rollout)
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Rows; where a controller is evolved, a generation begins with new episodes everywhere."""
+        if self.is_evolving and (self.candidates is None or phase.progress.cycles == 0):
+            self.candidates = self.new_population().to(self.context.runtime.device)
+            self.generations_begun += 1
+            self.next_rollout = torch.zeros_like(self.next_rollout)
+            self.context.collector.restart()
+        return super().collect_step(step, phase=phase)
+
+    # --- learning ---
+
+    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """V, then M, from the same rows."""
+        return self.update_vae(batch, phase=phase) | self.update_memory(batch, phase=phase)
+
+    def update_vae(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """V from single images, `images_per_update` of those in the rows."""
+        images = batch[self.vae.image_key].flatten(0, 1)
+        if self.images_per_update is not None:
+            images = images[torch.randint(len(images), (self.images_per_update,), device=images.device)]
+        return self.learn_from({self.vae.image_key: images}, phase, "vae", self.learn_vae)
+
+    def update_memory(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """M from sequences, in the latents of V as it is."""
+        keys = (self.vae.image_key, "action", "reward", "is_first", "is_terminal")
+        return self.learn_from({key: batch[key] for key in keys}, phase, "memory", self.learn_memory)
+
+    def learn_from(self, rows: Batch, phase: Phase, name: str, learn: Callable[[Batch, Batch], Batch]) -> Metrics:
+        scales = {term: value_at(self.loss_scales[term], phase.progress) for term in TERMS[name]}
+        rate = named(self.optimizers[name].prepare(phase.progress), name)
+        runtime = self.context.runtime
+        return {**rate, **learn(runtime.to_device(rows), runtime.numbers(scales))}
+
+    def learn_vae(self, batch: Batch, numbers: Batch) -> Batch:
+        """Images `[B, ...]` to new parameters of V."""
+        with self.context.runtime.autocast():
+            loss = vae_loss(self.vae, batch, kl_tolerance=self.kl_tolerance)  # type: ignore[arg-type]
+        return self.gradient_step(self.optimizers["vae"], loss, numbers, name="vae")
+
+    def learn_memory(self, batch: Batch, numbers: Batch) -> Batch:
+        """Rows `[B, T]` to new parameters of M, and to places where dreams may begin."""
+        with self.context.runtime.autocast():
+            with torch.no_grad():
+                normal = self.vae(batch)
+                self.dream_starts.keep(normal, batch["is_first"])
+            loss = mdn_rnn_loss(self.memory, batch, draw_latent(normal))  # type: ignore[arg-type]
+        return self.gradient_step(self.optimizers["memory"], loss, numbers, name="memory")
+
+    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """One generation: of the rollouts that were played on the environment, or inside the dream."""
+        if "episode_return" in batch:
+            assert self.candidates is not None
+            population, self.candidates = self.candidates, None
+            order = batch["candidate"].argsort(stable=True)  # every candidate has as many
+            earned, lengths = (batch[key][order].view(len(population), -1) for key in ("episode_return", "length"))
+        else:
+            population = self.new_population()
+            dreamt = self.dream_rollouts(population, value_at(self.temperature, phase.progress))
+            earned, lengths = dreamt["episode_return"], dreamt["length"]
+        returns = earned.mean(dim=1)
+        self.evolution.tell(population, returns)
+        self.controller.evolved.copy_(self.evolution.mean())
+        return {
+            "controller/generation": self.evolution.generations,
+            "controller/generation_return_mean": returns.mean(),
+            "controller/generation_return_max": returns.max(),
+            "controller/generation_return_min": returns.min(),
+            "controller/generation_length_mean": lengths.double().mean(),
+            "controller/evolution_std": self.evolution.std(),
+        }
+
+    def new_population(self) -> Tensor:
+        """Parameters to try, `[P, n]`, in double precision as evolution keeps them."""
+        if not self.evolution.has_begun:
+            self.evolution.begin(self.controller.evolved)
+        return self.evolution.ask()
+
+    def dream_rollouts(self, population: Tensor, temperature: float) -> Batch:
+        """What candidates `[P, n]` earn in dreams, and their lengths: `[P, R]` each. All begin in the same R places."""
+        device, count = self.context.runtime.device, len(population) * self.rollouts
+        begin = self.dream_starts.draw(self.rollouts).repeat(len(population), 1)
+        zeros = torch.zeros(count, device=device)
+        running = {
+            "episode_return": zeros,
+            "length": zeros.clone(),
+            "is_alive": torch.ones_like(zeros, dtype=torch.bool),
+        }
+        running |= {**self.memory.initial_state(count, device), "latent": begin}
+        candidates = population.to(device, torch.float32)
+        numbers = self.context.runtime.numbers({"temperature": temperature})
+        for step in range(0, self.dream_steps, DREAM_CHUNK):
+            chunk = min(DREAM_CHUNK, self.dream_steps - step)
+            running = self.dream({**running, "candidates": candidates}, numbers, steps=chunk)
+            if not bool(running["is_alive"].any()):
+                break
+        return {key: running[key].view(len(population), -1) for key in ("episode_return", "length")}
+
+    @torch.no_grad()
+    def dream(self, batch: Batch, numbers: Batch, *, steps: int) -> Batch:
+        """So many steps of every dream, `[P * R, ...]`: states, whether they go on, and what they earned so far."""
+        candidates, is_alive = batch["candidates"], batch["is_alive"]
+        earned, length = batch["episode_return"], batch["length"]
+        state = {key: batch[key] for key in batch if key not in ("candidates", "is_alive", "episode_return", "length")}
+        with self.context.runtime.autocast():
+            features = self.memory.features(state)
+            for _ in range(steps):
+                inputs = self.memory.controller_inputs(features).view(len(candidates), self.rollouts, -1)
+                action = self.controller(inputs, candidates).flatten(0, 1)
+                state = self.memory.dream_step(state, action, numbers["temperature"])
+                features = self.memory.features(state)
+                earned = earned + self.memory.reward(features).mean() * is_alive
+                length = length + is_alive
+                is_alive = is_alive & (self.memory.goes_on(features).mean() >= 0.5)
+        return {**state, "is_alive": is_alive, "episode_return": earned, "length": length}
+
+    # --- dreaming, for people ---
+
+    @torch.inference_mode()
+    def imagine(self, start: Batch, *, horizon: int) -> Batch:
+        """What the model expects from states `[N, ...]` on, the controller acting: per step 0..H the model's state,
+        `reward` and the image; `action` for steps 0..H-1."""
+
+        def decide(features: Tensor, step: int) -> Tensor:
+            inputs = self.memory.controller_inputs(features).unsqueeze(0)
+            return self.controller(inputs, self.controller.evolved.unsqueeze(0)).squeeze(0)
+
+        with self.context.runtime.autocast():
+            states, action = self.memory.imagine(start, decide, horizon)
+            features = self.memory.features(states)
+            reward = self.memory.reward(features).mean()
+            return {**self.vae.reconstruct(features), **states, "reward": reward, "action": action}
+
+    # --- resuming ---
+
+    def get_state(self) -> StateTree:
+        return {
+            "evolution": self.evolution.get_state(),
+            "candidates": self.candidates,
+            "next_rollout": self.next_rollout,
+            "generations_begun": self.generations_begun,
+        }
+
+    def set_state(self, state: StateTree) -> None:
+        device = self.context.runtime.device
+        self.evolution.set_state(state["evolution"])
+        self.candidates = None if state["candidates"] is None else state["candidates"].to(device)
+        self.next_rollout, self.generations_begun = state["next_rollout"].to(device), state["generations_begun"]

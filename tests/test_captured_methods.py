@@ -35,6 +35,7 @@ CASES = {
     "dqn rainbow": ["dqn_cartpole_rainbow"],
     "sac": ["sac_pendulum"],
     "dreamer": ["dreamer_v3_cartpole"],
+    "dreamer that plans to explore": ["dreamer_v3_cartpole", "exploration=plan2explore"],
     "dreamer_v1": ["dreamer_v1", *OLDER],
     "dreamer_v2": ["dreamer_v2", *OLDER],
     "dreamer_v3_2023": ["dreamer_v3_2023", "environment=gymnasium", "environment.id=Pendulum-v1", *OLDER],

@@ -129,6 +129,14 @@ EDITS = {
         "torch.sigmoid(update - 1.0)",
         "torch.sigmoid(update - 2.0)",
     ),
+    "dreamer, disagreement": Edit(
+        CASES["dreamer_plan2explore"],
+        "components/world_model/exploration",
+        "components.disagreement",
+        "Disagreement",
+        ".var(dim=0, unbiased=False)",
+        ".std(dim=0, unbiased=False)",
+    ),
     "planet": Edit(
         CASES["planet"],
         "workflows/planet",

@@ -80,6 +80,7 @@ CASES = {
     "dreamer_v2_both": ["dreamer_v2", "algorithm.policy_gradient=both", *OLDER_DREAMER],
     "dreamer_v3_2023": ["dreamer_v3_2023", "environment=gymnasium", "environment.id=Pendulum-v1", *OLDER_DREAMER],
     "dreamer_v3_pixels": ["rl_lab/PixelCatch-v0:dreamer", *DREAMER],
+    "dreamer_plan2explore": ["rl_lab/Corridor-v0:dreamer", "exploration=plan2explore", *DREAMER],
     "planet": ["rl_lab/PointMass-v0:planet", *TINY_PLANET, *DREAMER[-6:]],
     "tdmpc2": [
         *("rl_lab/PointMass-v0:tdmpc2", *TINY_TDMPC2, "training.phases.pretrain.duration_updates=3", *SAC),

@@ -119,6 +119,8 @@ CASES = {
     ],
     "sac discrete from pixels": ["sac_pixels", *SMALL_SAC],
     "dreamer from states": ["dreamer_v3_cartpole", *SMALL_DREAMER],
+    "dreamer that plans to explore": ["rl_lab/Maze-v0:dreamer", "exploration=plan2explore", *SMALL_DREAMER],
+    "dreamer with uniform actions": ["dreamer_v3_cartpole", "exploration=epsilon", *SMALL_DREAMER],
     "dreamer from pixels": ["rl_lab/PixelCatch-v0:dreamer", *SMALL_DREAMER],
     "dreamer under action masks": ["rl_lab/MaskedChain-v0:dreamer", *SMALL_DREAMER],
     "planet": ["planet_pendulum", *SMALL_PLANET],

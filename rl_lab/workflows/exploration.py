@@ -6,7 +6,7 @@
     exploration=plan2explore    a second actor, which seeks what the model does not know yet:
 
     ensemble    w_k(f, a), K one-step predictions of the next latent       L = sum_k |w_k - z'|^2 / 2, on replayed rows
-    reward      mean over the latent's numbers of Var_k w_k(f, a)          what an action of a dream earns
+    reward      mean over the latent's numbers of Var_k w_k(f, a), scaled  what an action of a dream earns
     behaviour   actor, critic, slow critic and scale of returns            learn of it as the task's do of theirs
 
 Nothing of this reaches the world model or the task's policy but the rows that were found.
@@ -49,6 +49,7 @@ class Plan2Explore:
     def __init__(self, context: WorkflowContext, dynamics: Dynamics, slow_critic: TargetNetwork) -> None:
         self.runtime, self.dynamics = context.runtime, dynamics
         self.disagreement: Any = context.components.require("disagreement", Disagreement)
+        self.reward_scale = context.components.require("disagreement_scale")
         self.critic: Any = context.controllers.require("explorer_critic", Network)
         self.slow_critic = TargetNetwork(self.critic, rate=slow_critic.rate, every=slow_critic.every)
         context.components.add("slow_explorer_critic", self.slow_critic)
@@ -63,15 +64,18 @@ class Plan2Explore:
         )
 
     def reward(self, features: Tensor, action: Tensor) -> Tensor:
-        """What each action `[N, H]` of a dream earns: how far predictions of what follows it are apart. It arrives with
-        the next step `[N, H+1]`, so the first has none."""
-        return F.pad(self.disagreement(features[:, :-1], self.dynamics.encode_action(action)), (1, 0))
+        """What each action `[N, H]` of a dream earns: how far predictions of what follows it are apart, in ranges of
+        recent dreams, since a critic cannot tell variances of 0.001 apart. It arrives with the next step `[N, H+1]`."""
+        disagreement = self.disagreement(features[:, :-1], self.dynamics.encode_action(action))
+        self.reward_scale.update(disagreement)
+        return F.pad(disagreement / self.reward_scale.scale(), (1, 0))
 
     def ensemble_loss(self, rows: Batch, state: Batch) -> LossOutput:
         """How well the ensemble predicts replayed rows `[B, T, ...]`."""
         with self.runtime.autocast():
             features, action = self.dynamics.features(state), self.dynamics.encode_action(rows["action"])
-            return LossOutput({"disagreement": self.disagreement.loss(features, action, rows["is_last"])}, {})
+            loss = self.disagreement.loss(features, action, rows["is_last"])
+        return LossOutput({"disagreement": loss}, {"controller/disagreement_scale": self.reward_scale.scale()})
 
     def follow(self, pace: TargetNetwork) -> None:
         """The slow critic follows at the pace of the task's, which a phase may change."""

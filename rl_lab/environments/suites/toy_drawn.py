@@ -62,7 +62,7 @@ class Corridor(Drawn):
 
 
 class Maze(Drawn):
-    """A winding corridor in a grid: +1 at its end, 0 on the way. Actions: up, right, down, left; it sees row and column
+    """A winding corridor in a grid: +1 at its end, 0 on the way. Four actions; row and column are seen
 
     rows of 5:   start . . . .      chance alone gets about as far as the square root of its steps, so the time limit
                  # # # # .          ends nearly every episode of a random policy before the goal

@@ -43,6 +43,14 @@ CASES = {
         *("tdmpc2_pendulum", "training.phases.prefill.duration_steps=100"),
         *("training.phases.pretrain.duration_updates=1", "training.phases.train.updates_per_step=0.25"),
     ],
+    "tdmpc": [
+        *("tdmpc_pendulum", "training.phases.prefill.duration_steps=100"),
+        *("training.phases.pretrain.duration_updates=1", "training.phases.train.updates_per_step=0.25"),
+    ],
+    "tdmpc2 with several tasks": [
+        *("tdmpc2_tasks", "training.phases.prefill.duration_steps=100"),
+        *("training.phases.pretrain.duration_updates=1", "training.phases.train.updates_per_step=0.25"),
+    ],
     "the example of docs/add_an_algorithm.md": ["CartPole-v1:soft_q"],
 }
 MY_ALGORITHM = Path(__file__).parents[1] / "examples" / "my_algorithm"

@@ -37,6 +37,7 @@ from rl_lab.utils.tree import equal
 from tests.fault_injection import killed_at, operations_of
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
+from tests.tiny_tdmpc import TINY_TDMPC
 from tests.tiny_tdmpc2 import TINY_TDMPC2
 
 COMMON = [
@@ -123,6 +124,10 @@ CASES = {
     "planet with mppi, whose plans go on": ["planet_pendulum", "planner=mppi", *SMALL_PLANET],
     "dreamer with mppi": ["dreamer_v3_pendulum", "planner=mppi", *FEW_PLANS, *SMALL_DREAMER],
     "tdmpc2": ["rl_lab/PointMass-v0:tdmpc2", *SMALL_TDMPC2],
+    "tdmpc, prioritised, plans growing": [
+        *("rl_lab/PointMass-v0:tdmpc", *TINY_TDMPC, *SMALL_TDMPC2[len(TINY_TDMPC2) :]),
+        "algorithm.plan_horizon='linear(1, 5, over=60 agent_steps)'",
+    ],
     "tdmpc2 with several tasks": [
         "tdmpc2_tasks",
         *(word for word in SMALL_TDMPC2 if "continue_head" not in word),

@@ -54,7 +54,9 @@ class TargetNetwork(nn.Module):
         if self._followed is None or self._followed.module is not module or not self._followed.still_holds():
             self._followed = _Followed(self.module, module)
         pairs = self._followed
-        if self.rate == 1.0:
+        if not pairs.parameters:
+            pass  # nothing learns, as in an encoder that hands its input on
+        elif self.rate == 1.0:
             torch._foreach_copy_(pairs.parameters, pairs.their_parameters)
         else:
             torch._foreach_lerp_(pairs.parameters, pairs.their_parameters, self.rate)

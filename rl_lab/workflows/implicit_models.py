@@ -239,6 +239,13 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
             latents.append(self.dynamics(latents[-1], action))
         return torch.stack(latents, dim=1)
 
+    def inconsistency(self, before: Tensor, action: Tensor, after: Tensor, seen: Tensor) -> Tensor:
+        """How far `[B, H]` latents rolled out are from those seen: the squared distance, without tasks' embeddings,
+        which are the same; or what the dynamics calls its `error`, where they are drawn."""
+        if hasattr(self.dynamics, "error"):
+            return self.dynamics.error(before, action, seen.float())
+        return (after.float() - seen.float())[..., : self.latent_size].square().mean(dim=-1)
+
     def continue_term(self, rows: Batch, after: Tensor, valid: Tensor) -> dict[str, Tensor]:
         """The cross-entropy of whether the episode goes on, where there is a head that tells."""
         if self.continue_head is None:

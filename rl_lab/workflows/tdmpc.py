@@ -114,7 +114,7 @@ class TDMPC(ImplicitModelWorkflow):
         values = self.critic(before, action).mean()  # [2, B, H]
         weight = rows["weight"].unsqueeze(1) if "weight" in rows else 1.0
         errors = {
-            "consistency": (after.float() - seen.float()).square().mean(dim=-1),
+            "consistency": self.inconsistency(before, action, after, seen),
             "reward": (self.reward_head(before, action).mean() - reward).square(),
             "value": (values - target).square().sum(dim=0),
         }

@@ -92,16 +92,12 @@ class TDMPC2(ImplicitModelWorkflow):
         before, after = latents[:, :-1], latents[:, 1:]
         values = self.critic(before, action, drop=True)  # [E, B, H]
         terms = {
-            "consistency": self.weigh(self.inconsistency(after, seen), valid),
+            "consistency": self.weigh(self.inconsistency(before, action, after, seen), valid),
             "reward": self.weigh(self.reward_head(before, action).loss(reward), valid),
             "value": self.weigh(values.loss(target.expand(len(values.logits), -1, -1)).mean(dim=0), valid),
         }
         terms |= self.continue_term(rows, after, valid)
         return LossOutput(terms, {"controller/value_mean": target.mean()})
-
-    def inconsistency(self, latent: Tensor, seen: Tensor) -> Tensor:
-        """The squared distance `[B, H]` of latents, without their tasks' embeddings, which are the same."""
-        return (latent.float() - seen.float())[..., : self.latent_size].square().mean(dim=-1)
 
     def td_target(self, latent: Tensor, reward: Tensor, is_terminal: Tensor, task: Tensor | None = None) -> Tensor:
         """r + discount * Q_slow(z', p(z')) `[B, H]`, the least of two critics; nothing follows a terminal row."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rl_lab.components.planners.mppi import MPPIPlanner
 from rl_lab.components.planners.plan import Search
 from rl_lab.components.world_model.heads import Scalar
-from rl_lab.components.world_model.told import NoisyAction, TwinCritics
+from rl_lab.components.world_model.told import IdentityEncoder, NoisyAction, StochasticDynamics, TwinCritics
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import Agent, build_agent, build_runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, Counts, EnvSpec, Phase, Progress, TimeStep
@@ -232,3 +232,44 @@ def test_discrete_actions_are_refused() -> None:
         ConfigError, match="TD-MPC plans with continuous actions, but those of none are discrete: write"
     ):
         build_agent(config, spec, runtime=build_runtime(config))
+
+
+# --- other models ------------------------------------------------------------------------------
+
+
+def test_a_drawn_latent_and_its_likelihood_by_hand() -> None:
+    dynamics = StochasticDynamics(input_size=2, action=ActionSpec("continuous", (1,)), units=4)
+    bounds = dynamics.log_std_bounds
+    dynamics.mlp.forward = lambda inputs: torch.tensor([[1.0, 2.0, 0.0, 0.0]]).expand(len(inputs), 4)  # type: ignore[method-assign]
+    std = torch.tensor(0.5 * sum(bounds)).exp()
+    torch.manual_seed(0)
+    drawn = dynamics(torch.zeros(4000, 2), torch.zeros(4000, 1))
+    assert drawn.mean(dim=0).tolist() == pytest.approx([1.0, 2.0], abs=0.02)
+    assert drawn.std(dim=0).tolist() == pytest.approx([float(std)] * 2, rel=0.05)
+    found = dynamics.error(torch.zeros(1, 2), torch.zeros(1, 1), torch.tensor([[1.0 + float(std), 2.0]]))
+    assert float(found) == pytest.approx(0.25 + 0.5 * sum(bounds))
+    with pytest.raises(ConfigError, match=r"log_std_bounds is \[1.0, 0.0\]: write \[lowest, highest\]"):
+        StochasticDynamics(input_size=2, action=CONTINUOUS, log_std_bounds=(1.0, 0.0))
+
+
+MODELS = "rl_lab.components.world_model.told"
+
+
+def test_a_model_of_the_observations_themselves_learns_whether_drawn_or_not() -> None:
+    model = [word for word in TINY_TDMPC_MODEL if not word.startswith("components.encoder")]
+    model.append(f"components.encoder._target_={MODELS}.IdentityEncoder")
+    for words in ((), (f"components.dynamics._target_={MODELS}.StochasticDynamics",)):
+        config = config_of((*model, *words))
+        workflow: Any = build_agent(config, EnvSpec("none", VECTOR, CONTINUOUS), runtime=build_runtime(config)).workflow
+        rows = rows_of()
+        assert torch.equal(workflow.encoder({"vector": rows["vector"]}), rows["vector"])
+        found = [float(workflow.update(dict(rows), phase=PHASE)["loss/consistency"]) for _ in range(60)]
+        assert found[-1] < found[0]
+        assert workflow.act(time_step(), None, mode="train").action.shape == (2, 2)
+
+
+def test_images_as_they_are_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="components.encoder: 'image' is an image, too many numbers to predict as they"
+    ):
+        IdentityEncoder(observation=IMAGE)

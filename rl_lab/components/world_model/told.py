@@ -76,6 +76,26 @@ class TOLDEncoder(nn.Module):
         return self.mlp(torch.cat([reader(observation[key]) for key, reader in readers], dim=-1))
 
 
+class IdentityEncoder(nn.Module):
+    """Observations as they are, side by side: the latent of a model that learns the environment's own numbers."""
+
+    def __init__(self, *, observation: dict[str, ArraySpec], keys: Sequence[str] | None = None) -> None:
+        super().__init__()
+        specs = selected_observation(observation, keys)
+        if images := [key for key, spec in specs.items() if spec.is_image]:
+            raise ConfigError(
+                f"components.encoder: '{images[0]}' is an image, too many numbers to predict as they are. Name "
+                "others in `components.encoder.keys`, or write an encoder that learns."
+            )
+        self.keys = tuple(specs)
+        self.readers = nn.ModuleDict({module_name(key): make_reader(key, spec) for key, spec in specs.items()})
+        self.latent_size = self.output_size = sum(reader.output_size for reader in self.readers.values())  # type: ignore[misc]
+
+    def forward(self, observation: Batch) -> Tensor:
+        readers = zip(self.keys, self.readers.values(), strict=True)
+        return torch.cat([reader(observation[key]) for key, reader in readers], dim=-1)
+
+
 class TOLDDynamics(nn.Module):
     """`d(z, a)`: the latent one agent step later."""
 
@@ -86,6 +106,42 @@ class TOLDDynamics(nn.Module):
 
     def forward(self, latent: Tensor, action: Tensor) -> Tensor:
         return self.mlp(torch.cat((latent, action), dim=-1))
+
+
+class StochasticDynamics(nn.Module):
+    """A normal over the latent one agent step later, for each number of its own; rollouts draw from it."""
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        action: ActionSpec,
+        units: int = 512,
+        log_std_bounds: tuple[float, float] = (-5.0, 1.0),
+    ) -> None:
+        super().__init__()
+        if log_std_bounds[0] >= log_std_bounds[1]:
+            raise ConfigError(
+                f"components.dynamics.log_std_bounds is {list(log_std_bounds)}: write [lowest, highest], such as "
+                "[-5.0, 1.0]."
+            )
+        self.mlp = elu_mlp([input_size + sum(action.sizes), units, units, 2 * input_size])
+        self.output_size, self.log_std_bounds = input_size, log_std_bounds
+
+    def predict(self, latent: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log of the std, `[..., Z]` each."""
+        mean, spread = self.mlp(torch.cat((latent, action), dim=-1)).float().chunk(2, dim=-1)
+        lowest, highest = self.log_std_bounds
+        return mean, lowest + 0.5 * (highest - lowest) * (torch.tanh(spread) + 1.0)
+
+    def forward(self, latent: Tensor, action: Tensor) -> Tensor:
+        mean, log_std = self.predict(latent, action)
+        return torch.addcmul(mean, log_std.exp(), torch.randn_like(mean))
+
+    def error(self, latent: Tensor, action: Tensor, seen: Tensor) -> Tensor:
+        """The negative log-likelihood `[...]` of what was seen, without its constant, mean over its numbers."""
+        mean, log_std = self.predict(latent, action)
+        return (0.5 * ((seen - mean) * (-log_std).exp()).square() + log_std).mean(dim=-1)
 
 
 class TOLDReward(nn.Module):

@@ -101,3 +101,12 @@ def test_environments_are_compared_in_turns_by_the_median_of_the_ratios() -> Non
     assert order[-6:] == ["bare", "ours", "ours", "bare", "bare", "ours"]
     assert environments.scaled(figure, 8).bare == 8.0 and environments.scaled(figure, 8).ratio == 0.5
     assert dataclasses.replace(figure, others=0.25).line() == "| x | 0 | 1 | 0.50 | ≥ 0.9 | 25% |"
+
+
+def test_the_tdmpc_benchmark_times_updates_and_plans() -> None:
+    module = benchmark("tdmpc_update")
+    small = ["controllers.planner.candidates=32", "controllers.planner.best=4", "controllers.planner.iterations=1"]
+    figures = module.measure("cpu", "1m", 1, 4, *small)
+    for name in ("eager update", "eager plan, 1", "eager plan, 16"):
+        assert figures[name].keys() == {"first_s", "synced_ms", "pipelined_ms"}
+        assert all(value > 0 for value in figures[name].values())

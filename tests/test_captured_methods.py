@@ -67,6 +67,14 @@ CASES = {
         *(*IMITATION, "evaluation.every_updates=1"),
     ],
     "bc": ["rl_lab/Detour-v0:bc", *IMITATION],
+    "tdmpc": [
+        *("tdmpc_pendulum", "training.phases.prefill.duration_steps=100"),
+        *("training.phases.pretrain.duration_updates=1", "training.phases.train.updates_per_step=0.25"),
+    ],
+    "tdmpc2 with several tasks": [
+        *("tdmpc2_tasks", "training.phases.prefill.duration_steps=100"),
+        *("training.phases.pretrain.duration_updates=1", "training.phases.train.updates_per_step=0.25"),
+    ],
     "the example of docs/add_an_algorithm.md": ["CartPole-v1:soft_q"],
 }
 MY_ALGORITHM = Path(__file__).parents[1] / "examples" / "my_algorithm"

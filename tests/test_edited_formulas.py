@@ -153,6 +153,22 @@ EDITS = {
         "reward + self.discount_at(task) * (~is_terminal) * value",
         "reward + 0.5 * self.discount_at(task) * (~is_terminal) * value",
     ),
+    "tdmpc": Edit(
+        CASES["tdmpc"],
+        "workflows/tdmpc",
+        "algorithm",
+        "TDMPC",
+        "(values - target).square().sum(dim=0)",
+        "3.0 * (values - target).square().sum(dim=0)",
+    ),
+    "tdmpc, critics": Edit(
+        CASES["tdmpc"],
+        "components/world_model/told",
+        "controllers.critic",
+        "TwinCritics",
+        "values.amin(dim=0) if",
+        "0.5 * values.amin(dim=0) if",
+    ),
     "tdmpc2, planner": Edit(
         CASES["tdmpc2"],
         "components/planners/mppi",

@@ -18,6 +18,7 @@ from rl_lab.experiment.build import build
 from tests.tiny_diffusion import TINY_DIFFUSION, with_detour
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
+from tests.tiny_tdmpc import TINY_TDMPC
 from tests.tiny_tdmpc2 import TINY_TDMPC2
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -82,6 +83,12 @@ CASES = {
     "dreamer_v3_pixels": ["rl_lab/PixelCatch-v0:dreamer", *DREAMER],
     "dreamer_plan2explore": ["rl_lab/Corridor-v0:dreamer", "exploration=plan2explore", *DREAMER],
     "planet": ["rl_lab/PointMass-v0:planet", *TINY_PLANET, *DREAMER[-6:]],
+    "tdmpc": ["rl_lab/PointMass-v0:tdmpc", *TINY_TDMPC, "training.phases.pretrain.duration_updates=3", *SAC],
+    "tdmpc2_tasks": [
+        *("tdmpc2_tasks", *(word for word in TINY_TDMPC2 if "continue_head" not in word)),
+        *("training.phases.pretrain.duration_updates=3", *SAC),
+    ],
+    "planet_mppi": ["planet_pendulum", "planner=mppi", *TINY_PLANET, *DREAMER[-6:]],
     "tdmpc2": [
         *("rl_lab/PointMass-v0:tdmpc2", *TINY_TDMPC2, "training.phases.pretrain.duration_updates=3", *SAC),
     ],

@@ -8,6 +8,7 @@ from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
 from tests.tiny_dreamer import TINY_DREAMER, TINY_OLDER_DREAMER
 from tests.tiny_planet import TINY_PLANET
+from tests.tiny_tdmpc import TINY_TDMPC
 from tests.tiny_tdmpc2 import TINY_TDMPC2
 
 FAST_PPO = [
@@ -168,6 +169,11 @@ def test_planet_learns_a_model_that_is_worth_planning_in() -> None:
 
 def test_tdmpc2_learns_to_plan_with_its_model() -> None:
     learnt = score("rl_lab/PointMass-v0:tdmpc2", *TINY_TDMPC2, "evaluation.final_episodes=10", steps(1_200))
+    assert learnt > 1.5 * score_limit("rl_lab/PointMass-v0")  # returns < 0
+
+
+def test_tdmpc_learns_to_plan_with_its_model() -> None:
+    learnt = score("rl_lab/PointMass-v0:tdmpc", *TINY_TDMPC, "evaluation.final_episodes=10", steps(1_200))
     assert learnt > 1.5 * score_limit("rl_lab/PointMass-v0")  # returns < 0
 
 

@@ -38,6 +38,7 @@ from tests.fault_injection import killed_at, operations_of
 from tests.tiny_diffusion import TINY_DIFFUSION, with_detour
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
+from tests.tiny_tdmpc import TINY_TDMPC
 from tests.tiny_tdmpc2 import TINY_TDMPC2
 
 COMMON = [
@@ -132,6 +133,10 @@ CASES = {
         *("rl_lab/Detour-v0:diffusion_policy", "sampler=ddpm", *TINY_DIFFUSION, *SMALL_IMITATION),
     ],
     "behaviour cloning": ["rl_lab/Detour-v0:bc", "actor=mixture", *SMALL_IMITATION],
+    "tdmpc, prioritised, plans growing": [
+        *("rl_lab/PointMass-v0:tdmpc", *TINY_TDMPC, *SMALL_TDMPC2[len(TINY_TDMPC2) :]),
+        "algorithm.plan_horizon='linear(1, 5, over=60 agent_steps)'",
+    ],
     "tdmpc2 with several tasks": [
         "tdmpc2_tasks",
         *(word for word in SMALL_TDMPC2 if "continue_head" not in word),

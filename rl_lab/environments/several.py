@@ -71,9 +71,9 @@ class SeveralTasks:
 
     def step(self, action: np.ndarray) -> EnvRows:
         rows = []
-        for environment, indices in zip(self.environments, self.indices, strict=True):
+        for task, indices in zip(self.environments, self.indices, strict=True):
             own = action[indices] if len(indices) else np.zeros((1, action.shape[1]), action.dtype)
-            rows.append(environment.step(np.ascontiguousarray(own[:, : environment.spec.action.sizes[0]])))
+            rows.append(task.step(np.ascontiguousarray(own[:, : task.spec.action.sizes[0]])))
         return self._join(rows)
 
     def _join(self, parts: Sequence[EnvRows]) -> EnvRows:

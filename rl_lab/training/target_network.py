@@ -56,7 +56,7 @@ class TargetNetwork(nn.Module):
             self._followed = _Followed(self.module, module)
         pairs = self._followed
         if not pairs.parameters:
-            pass
+            pass  # nothing learns, as in an encoder that hands its input on
         elif rate is not None:
             distance = torch._foreach_sub(pairs.their_parameters, pairs.parameters)
             torch._foreach_mul_(distance, rate)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.components.planners.plan import Plan, Search
@@ -45,6 +46,7 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
         "world_model": ("encoder", "dynamics", "reward_head", "continue_head")
     }
     paper_name: ClassVar[str]
+    plan_value: ClassVar[Literal["least", "mean"]] = "mean"  # of two critics, for what follows a plan
     policy_plans: int
     discount: float
     rho: float
@@ -57,10 +59,6 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
     @abstractmethod
     def policy_loss(self, latents: Tensor, valid: Tensor, task: Tensor | None = None) -> LossOutput:
         """Of latents `[B, H+1, Z]` without a gradient, and their tasks `[B, H+1]`."""
-
-    @abstractmethod
-    def follow(self) -> None:
-        """Slow copies move a little, after the world model learnt."""
 
     def initialize(self, context: WorkflowContext) -> None:
         super().initialize(context)
@@ -126,31 +124,40 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
             shape = (time_step.num_envs, self.planner.horizon, self.action_size)
             plan = torch.zeros(shape, device=time_step.reward.device) if state is None else state["plan"]
             rows["previous plan"] = plan.masked_fill(time_step.is_first[:, None, None], 0.0)
-        answer = self.respond(rows, {}, mode=mode)
+        numbers, choices = self.search_settings(mode) if self.planner is not None else ({}, {})
+        answer = self.respond(rows, numbers, mode=mode, **choices)
         action = answer.pop("action")
         return PolicyStep(action, answer or None, dict(answer) if mode == "eval" else {})  # films show plans, rows none
 
+    def search_settings(self, mode: Mode) -> tuple[Batch, dict[str, Any]]:
+        """What a search goes by that changes while a run goes on: numbers, and the `horizon` of plans."""
+        return {}, {}
+
     @torch.no_grad()
-    def respond(self, rows: Batch, numbers: Batch, *, mode: Mode) -> Batch:
+    def respond(self, rows: Batch, numbers: Batch, *, mode: Mode, horizon: int | None = None) -> Batch:
         """To observations `[N, ...]`, the action `[N, A]` and the plan it begins."""
         with self.context.runtime.autocast():
             latent, task = self.encoder(rows).float(), rows.get("task")
             if self.planner is None:
                 return {"action": self.policy_action(latent, task, sample=mode == "train")}
-            plan = self.search(latent, rows["previous plan"], explore=mode == "train", task=task)
+            settings = {"horizon": horizon, "minimum_std": numbers.get("minimum_std")}
+            plan = self.search(latent, rows["previous plan"], explore=mode == "train", task=task, **settings)
         return {"action": plan.action, "plan": plan.mean}
 
-    def search(self, latent: Tensor, previous: Tensor, *, explore: bool, task: Tensor | None = None) -> Plan:
+    def search(
+        self, latent: Tensor, previous: Tensor, *, explore: bool, task: Tensor | None = None, **settings: Any
+    ) -> Plan:
         """The planner's plans from latents `[N, Z]`, some of its candidates being the policy's."""
         assert self.planner is not None
 
         def score(plans: Tensor) -> Tensor:
             return self.value_of_plans(latent, plans, task)
 
-        proposals = self.proposed_plans(latent, self.planner.horizon, task) if self.policy_plans else None
+        horizon = settings.get("horizon") or self.planner.horizon
+        proposals = self.proposed_plans(latent, horizon, task) if self.policy_plans else None
         mask = None if self.action_masks is None or task is None else self.action_masks[task]
         return self.planner.plan(
-            Search(score, len(latent), self.action_size, latent.device, previous, proposals, explore, mask)
+            Search(score, len(latent), self.action_size, latent.device, previous, proposals, explore, mask, **settings)
         )
 
     def proposed_plans(self, latent: Tensor, horizon: int, task: Tensor | None = None) -> Tensor:
@@ -178,7 +185,7 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
             if self.continue_head is not None:
                 weight = weight * (self.continue_head(latent) >= 0.0)
         action = self.policy_action(latent, task)
-        return total + weight * self.critic.value(latent, action, of_two="mean")
+        return total + weight * self.critic.value(latent, action, of_two=self.plan_value)
 
     # --- learning ---
 
@@ -196,12 +203,14 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
 
     def learn_from(self, batch: Batch, phase: Phase, *optimizers: str) -> Metrics:
         self.check_rows(batch["reward"].shape[1], buffer=phase.buffer)
-        rows = self.context.runtime.to_device({key: batch[key] for key in self.row_keys})
+        rows = self.context.runtime.to_device({key: batch[key] for key in self.row_keys if key in batch})
         scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
         metrics: Metrics = {}
         for name, optimizer in self.optimizers.items():
             metrics |= named(optimizer.prepare(phase.progress), name)
-        return metrics | self.learn(rows, self.context.runtime.numbers(scales), steps=optimizers)
+        outputs = self.learn(rows, self.context.runtime.numbers(scales), steps=optimizers)
+        batch |= {key: outputs.pop(key) for key in ("priority",) if key in outputs}  # the buffer draws by it
+        return metrics | outputs
 
     def learn(self, batch: Batch, numbers: Batch, *, steps: tuple[str, ...]) -> Batch:
         """Rows `[B, H+1]` to new parameters of the world model, of the actor, or of both."""
@@ -215,13 +224,12 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
         if model_loss is not None:
             scales = {term: numbers[term] for term in model_loss.terms}
             outputs |= self.gradient_step(self.optimizers["world_model"], model_loss, scales, name="world_model")
+            outputs |= model_loss.aux
         if "actor" in steps:
             with self.context.runtime.autocast():
                 policy_loss = self.policy_loss(latents.detach(), valid, rows.get("task"))
             scales = {term: numbers[term] for term in policy_loss.terms}
             outputs |= self.gradient_step(self.optimizers["actor"], policy_loss, scales, name="actor")
-        if model_loss is not None:
-            self.follow()
         return outputs
 
     def rollout(self, rows: Batch) -> Tensor:
@@ -230,6 +238,21 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
         for action in rows["action"][:, :-1].unbind(dim=1):
             latents.append(self.dynamics(latents[-1], action))
         return torch.stack(latents, dim=1)
+
+    def inconsistency(self, before: Tensor, action: Tensor, after: Tensor, seen: Tensor) -> Tensor:
+        """How far `[B, H]` latents rolled out are from those seen: the squared distance, without tasks' embeddings,
+        which are the same; or what the dynamics calls its `error`, where they are drawn."""
+        if hasattr(self.dynamics, "error"):
+            return self.dynamics.error(before, action, seen.float())
+        return (after.float() - seen.float())[..., : self.latent_size].square().mean(dim=-1)
+
+    def continue_term(self, rows: Batch, after: Tensor, valid: Tensor) -> dict[str, Tensor]:
+        """The cross-entropy of whether the episode goes on, where there is a head that tells."""
+        if self.continue_head is None:
+            return {}
+        goes_on = (~rows["is_terminal"][:, 1:]).float()
+        errors = F.binary_cross_entropy_with_logits(self.continue_head(after).float(), goes_on, reduction="none")
+        return {"continue": (errors * valid).sum() / valid.sum().clamp(min=1)}
 
     def weigh(self, errors: Tensor, valid: Tensor) -> Tensor:
         """Errors `[B, H]`: at each step the mean over the rows that are valid, later steps by powers of `rho`."""

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.heads.distributions import LOG_TWO_PI
@@ -67,6 +66,14 @@ class TDMPC2(ImplicitModelWorkflow):
     def discount_of_task(self, max_episode_steps: int | None) -> float:
         return discount_of(max_episode_steps) if self.discount_by_length else self.discount
 
+    # --- learning ---
+
+    def learn(self, batch: Batch, numbers: Batch, *, steps: tuple[str, ...]) -> Batch:
+        outputs = super().learn(batch, numbers, steps=steps)
+        if "world_model" in steps:
+            self.slow_critic.move_towards(self.critic)  # type: ignore[arg-type]
+        return outputs
+
     def model_loss(self, rows: Batch, latents: Tensor, valid: Tensor) -> LossOutput:
         """Equation 3; later steps of a rollout weigh less, by `rho`.
 
@@ -85,19 +92,12 @@ class TDMPC2(ImplicitModelWorkflow):
         before, after = latents[:, :-1], latents[:, 1:]
         values = self.critic(before, action, drop=True)  # [E, B, H]
         terms = {
-            "consistency": self.weigh(self.inconsistency(after, seen), valid),
+            "consistency": self.weigh(self.inconsistency(before, action, after, seen), valid),
             "reward": self.weigh(self.reward_head(before, action).loss(reward), valid),
             "value": self.weigh(values.loss(target.expand(len(values.logits), -1, -1)).mean(dim=0), valid),
         }
-        if self.continue_head is not None:
-            continues = (~rows["is_terminal"][:, 1:]).float()
-            errors = F.binary_cross_entropy_with_logits(self.continue_head(after).float(), continues, reduction="none")
-            terms["continue"] = (errors * valid).sum() / valid.sum().clamp(min=1)
+        terms |= self.continue_term(rows, after, valid)
         return LossOutput(terms, {"controller/value_mean": target.mean()})
-
-    def inconsistency(self, latent: Tensor, seen: Tensor) -> Tensor:
-        """The squared distance `[B, H]` of latents, without their tasks' embeddings, which are the same."""
-        return (latent.float() - seen.float())[..., : self.latent_size].square().mean(dim=-1)
 
     def td_target(self, latent: Tensor, reward: Tensor, is_terminal: Tensor, task: Tensor | None = None) -> Tensor:
         """r + discount * Q_slow(z', p(z')) `[B, H]`, the least of two critics; nothing follows a terminal row."""
@@ -125,9 +125,6 @@ class TDMPC2(ImplicitModelWorkflow):
             "controller/return_scale": self.value_scale.scale(),
         }
         return LossOutput(terms, metrics)
-
-    def follow(self) -> None:
-        self.slow_critic.move_towards(self.critic)  # type: ignore[arg-type]
 
 
 def discount_of(max_episode_steps: int | None) -> float:

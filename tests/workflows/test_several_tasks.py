@@ -97,7 +97,7 @@ def test_consistency_leaves_the_embedding_out() -> None:
     workflow = make()
     latent, seen = torch.zeros(1, 1, 21), torch.zeros(1, 1, 21)
     latent[..., :16], latent[..., 16:] = 2.0, 9.0
-    assert float(workflow.inconsistency(latent, seen)) == 4.0
+    assert float(workflow.inconsistency(latent, torch.zeros(1, 1, 2), latent, seen)) == 4.0
 
 
 def test_what_stands_in_padding_teaches_nothing() -> None:

@@ -49,4 +49,4 @@ class CEMPlanner(nn.Module):
             best, _ = best_of(plans, search.score(plans), self.best)
             mean = best.mean(dim=1)
             std = best.std(dim=1, correction=0).clamp(min=self.minimum_std)
-        return Plan(mean[:, 0], mean, std)
+        return Plan(mean[:, 0], search.whole(mean, self.horizon), std)

@@ -17,6 +17,7 @@ class MPPIPlanner(nn.Module):
         weight_i = exp(temperature * (J_i - max J)) / sum over E
         mean     = sum_E weight_i * plan_i               std = sqrt(sum_E weight_i * (plan_i - mean)^2), within bounds
 
+    With `momentum` (the first TD-MPC) the mean keeps that part of what it was.
     The action is the first one of a plan drawn from E by its weight; exploring adds noise of that step's std. The
     search begins with the mean of one agent step ago, moved on by that step. It learns nothing and draws from torch's
     generator of the device.
@@ -32,6 +33,7 @@ class MPPIPlanner(nn.Module):
         temperature: float = 0.5,
         minimum_std: float = 0.05,
         maximum_std: float = 2.0,
+        momentum: float = 0.0,
     ) -> None:
         super().__init__()
         refuse_impossible_counts(candidates, best)
@@ -41,7 +43,9 @@ class MPPIPlanner(nn.Module):
                 f"from {minimum_std} to {maximum_std}; allowed are whole numbers from 1, a temperature from 0 and "
                 "0 < minimum_std <= maximum_std. Write for example 6, 3, 0.5, 0.05 and 2.0."
             )
-        self.candidates, self.best = candidates, best
+        if not 0.0 <= momentum < 1.0:
+            raise ConfigError(f"planner: momentum is {momentum}; write a number from 0 to below 1, such as 0.1.")
+        self.candidates, self.best, self.momentum = candidates, best, momentum
         self.iterations, self.horizon = iterations, horizon
         self.temperature = temperature
         self.minimum_std, self.maximum_std = minimum_std, maximum_std
@@ -49,7 +53,7 @@ class MPPIPlanner(nn.Module):
     def plan(self, search: Search) -> Plan:
         """Proposals take the places of as many candidates."""
         blank = search.blank(self.horizon)
-        mean = blank if search.previous is None else one_step_later(search.previous)
+        mean = blank if search.previous is None else one_step_later(search.previous)[:, : blank.shape[1]]
         std = torch.full_like(blank, self.maximum_std)
         proposed = blank.unsqueeze(1)[:, :0] if search.proposals is None else search.proposals
         for _ in range(self.iterations):
@@ -57,14 +61,20 @@ class MPPIPlanner(nn.Module):
             plans = torch.cat((proposed, drawn), dim=1)
             best, scores = best_of(plans, search.score(plans).nan_to_num(0.0), self.best)
             weights = self.weights(scores)[:, :, None, None]
-            mean = (weights * best).sum(dim=1)
-            spread = (weights * (best - mean.unsqueeze(1)).square()).sum(dim=1).sqrt()
-            std = spread.clamp(self.minimum_std, self.maximum_std)
+            found = (weights * best).sum(dim=1)
+            spread = (weights * (best - found.unsqueeze(1)).square()).sum(dim=1).sqrt()
+            std = self.bounded(spread, search.minimum_std)
+            mean = found.lerp(mean, self.momentum) if self.momentum else found
         action = draw_by_weight(best, weights.flatten(1))[:, 0]
         if search.explore:
             noise = torch.randn_like(action) if search.mask is None else torch.randn_like(action) * search.mask
             action = torch.addcmul(action, std[:, 0], noise).clamp(-1.0, 1.0)
-        return Plan(action, mean, std)
+        return Plan(action, search.whole(mean, self.horizon), std)
+
+    def bounded(self, std: Tensor, least: Tensor | None) -> Tensor:
+        if least is None:
+            return std.clamp(self.minimum_std, self.maximum_std)
+        return torch.maximum(std, least).clamp(max=self.maximum_std)
 
     def weights(self, scores: Tensor) -> Tensor:
         """Of the best plans' scores `[N, best]`; they sum to 1."""

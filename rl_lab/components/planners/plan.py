@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.types import ConfigError
@@ -27,9 +28,16 @@ class Search:
     explore: bool = False  # whether the action may be noisy, as while collecting
     mask: Tensor | None = None  # of several tasks, 1 for the action numbers [N, A] that a row's own takes, else 0
 
+    horizon: int | None = None  # actions of these plans; None: as many as the planner's have, and never more
+    minimum_std: Tensor | None = None  # in the place of the planner's own
+
     def blank(self, horizon: int) -> Tensor:
         """No plan yet, `[N, H, A]`."""
-        return torch.zeros(self.count, horizon, self.action_size, device=self.device)
+        return torch.zeros(self.count, self.horizon or horizon, self.action_size, device=self.device)
+
+    def whole(self, plan: Tensor, horizon: int) -> Tensor:
+        """A plan `[N, H, A]` with zeros for the actions that were not planned yet."""
+        return F.pad(plan, (0, 0, 0, horizon - plan.shape[1])) if horizon > plan.shape[1] else plan
 
     def draw(self, mean: Tensor, std: Tensor, count: int) -> Tensor:
         """`count` plans `[N, count, H, A]` around a mean `[N, H, A]`, with 0 where a task takes no number."""

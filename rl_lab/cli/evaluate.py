@@ -31,13 +31,18 @@ def run(arguments: argparse.Namespace) -> int:
         progress_line("evaluating", "episodes", quiet=arguments.quiet) as progress,
     ):
         from rl_lab import api
+        from rl_lab.runs import hub
         from rl_lab.runs.index import resolve_run
 
-        directory = resolve_run(arguments.run, runs_dir_of(arguments))
+        run: str | Path = arguments.run
+        name = str(run)
+        if not hub.is_hub_name(name):
+            directory = resolve_run(name, runs_dir_of(arguments))
+            run, name = directory.path, directory.id
         options = chosen(arguments, "episodes", "checkpoint", "seed", "video", "trust")
-        scores = api.evaluate(directory.path, **options, progress=progress)
-    text = f"{format_value(directory.id)}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes\n"
+        scores = api.evaluate(run, **options, progress=progress)
+    text = f"{format_value(name)}, checkpoint {arguments.checkpoint}, {arguments.episodes} episodes\n"
     text += fields(scores.items()) + (f"\n  video: {arguments.video}" if arguments.video else "")
-    facts = {"run": directory.id, **chosen(arguments, "checkpoint", "episodes"), "scores": scores}
+    facts = {"run": name, **chosen(arguments, "checkpoint", "episodes"), "scores": scores}
     answer(arguments, facts, text, brief=[str(scores["eval/episode_return_mean"])])
     return 0

@@ -16,7 +16,7 @@ from typing import Any
 from rl_lab.launch.sweep_plan import Parameter, SweepPlan
 from rl_lab.types import MissingExtraError, RunError
 
-STARTUP_TRIALS = {"tpe": 10, "cmaes": 1}  # drawn at random before the sampler has something to learn from
+STARTUP_TRIALS = {"tpe": 10, "cmaes": 1}  # before the sampler has something to learn from
 PRUNER_STARTUP_TRIALS = 4  # trials that are never pruned: a median of fewer says little
 
 WAITING, RUNNING = "waiting", "running"
@@ -106,8 +106,10 @@ class OptunaSearch(Search):
 
     def ask(self, number: int, recorded: Mapping[str, Any] | None = None) -> dict[str, Any]:
         assert number == len(self._asked), "trials are asked for in the order of their numbers"
-        if recorded is not None and self.plan.sampler == "tpe":
-            self._study.enqueue_trial({each.key: _inner(each, recorded[each.key]) for each in self.plan.parameters})
+        if self.plan.sampler == "tpe":
+            wanted = recorded or (self._spread(number) if number < STARTUP_TRIALS["tpe"] else None)
+            if wanted is not None:
+                self._study.enqueue_trial({each.key: _inner(each, wanted[each.key]) for each in self.plan.parameters})
         self._study.sampler = self._sampler(number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -120,6 +122,17 @@ class OptunaSearch(Search):
                 f"it drew {dict(recorded)}. Another version of optuna or cmaes, or an earlier trial that was removed, "
                 "explains this: begin a new sweep with another --name."
             )
+        return drawn
+
+    def _spread(self, number: int) -> dict[str, Any]:
+        """A Latin hypercube: in the first ten trials each parameter takes every tenth of its range once. By chance
+        alone one of two choices may not come at all."""
+        count, drawn = STARTUP_TRIALS["tpe"], {}
+        for parameter in self.plan.parameters:
+            generator = random.Random(f"{self.plan.seed}-{parameter.key}")
+            order = generator.sample(range(count), count)
+            within = [generator.random() for _ in range(count)]
+            drawn[parameter.key] = parameter.at((order[number] + within[number]) / count)
         return drawn
 
     def tell(self, trial: Trial) -> None:

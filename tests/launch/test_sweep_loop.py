@@ -182,6 +182,18 @@ def test_bayesian_search_finds_more_than_chance() -> None:
     assert best_of(run_whole(plan_of(sampler="cmaes", trials=60))[0], plan_of()).score > chance
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_trials_of_tpe_spread_over_every_parameter(seed: int) -> None:
+    """Each parameter takes every tenth of its range once: with seed 0, chance never took one of two choices."""
+    ranges = {"a": {"low": 0.0, "high": 1.0}, "b": {"low": 1, "high": 100, "log": True}, "c": [0.9, 0.98]}
+    search = make_search(plan_of(sampler="tpe", seed=seed, parameters=ranges))
+    drawn = [search.ask(number) for number in range(10)]
+    assert sorted(int(10 * each["a"]) for each in drawn) == list(range(10))
+    assert sorted(each["c"] for each in drawn) == [0.9] * 5 + [0.98] * 5
+    assert sum(each["b"] <= 10 for each in drawn) in (5, 6), "half of them below the middle, in logarithms"
+    assert [each["a"] for each in drawn] != sorted(each["a"] for each in drawn)
+
+
 @pytest.mark.parametrize("pruner", ["median", "hyperband"])
 def test_a_pruner_stops_some_trials_early_and_never_the_best(pruner: str) -> None:
     trials, runs = run_whole(plan_of(sampler="random", pruner=pruner))

@@ -41,19 +41,19 @@ CASES: dict[str, tuple[Sequence[float], Sequence[float]]] = {
     "entropy_collapse": ([0.69, *[0.01] * 5], [0.69, *[0.2] * 50]),
     "entropy_level": ([0.69] * 60, [0.69 - 0.005 * row for row in range(100)]),
     "advantage_zero": ([0.0] * 5, [0.1] * 50),
-    "q_overestimation": ([500.0] * 10, [150.0] * 50),
-    "table_overestimation": ([500.0] * 10, [150.0] * 50),
-    "value_explodes": ([1.0] * 50 + [5000.0], [1.0] * 50 + [50.0]),
+    "q_overestimation": ([500.0] * 5, [150.0] * 50),
+    "table_overestimation": ([500.0] * 5, [150.0] * 50),
+    "value_explodes": ([1.0] * 5 + [5000.0], [1.0] * 50 + [50.0]),
     "support_clipped": ([0.02], [0.005] * 10),
-    "critic_loss_explodes": ([1.0] * 50 + [500.0], [10.0] * 50 + [500.0]),
-    "value_loss_explodes": ([1.0] * 50 + [500.0], [10.0] * 50 + [500.0]),
+    "critic_loss_explodes": ([1.0] * 5 + [500.0], [10.0] * 50 + [500.0]),
+    "value_loss_explodes": ([1.0] * 5 + [500.0], [10.0] * 50 + [500.0]),
     "temperature_collapse": ([1e-5] * 10, [0.01] * 50),
     "temperature_high": ([20.0] * 10, [1.0] * 50),
-    "kl_at_free_nats": ([1.0] * 50, [1.01] * 100),
-    "latent_empty": ([0.001] * 20, [0.5] * 50),
-    "model_kl_grows": ([1.0] * 100 + [20.0], [1.0] * 100 + [4.0]),
-    "reconstruction_explodes": ([1.0] * 100 + [30.0], [30.0] * 100 + [1.0]),
-    "dreams_promise_too_much": ([500.0] * 20, [150.0] * 50),
+    "kl_at_free_nats": ([1.0] * 10, [1.01] * 100),
+    "latent_empty": ([0.001] * 5, [0.5] * 50),
+    "model_kl_grows": ([1.0] * 10 + [20.0], [1.0] * 100 + [4.0]),
+    "reconstruction_explodes": ([1.0] * 10 + [30.0], [30.0] * 100 + [1.0]),
+    "dreams_promise_too_much": ([500.0] * 8, [150.0] * 50),
     "gradient_explodes": ([0.1] * 20 + [500.0], [0.1] * 20 + [50.0]),
     "gradient_vanishes": ([0.0] * 20, [1e-3] * 50),
     "gradient_clipped": ([30.0] * 20, [2.0] * 50),
@@ -156,6 +156,43 @@ def test_a_fall_of_a_policy_that_began_well_is_said() -> None:
     assert "down from 500" in alert.sentence
     (alert,) = alerts("return_drops", rule, [-1500.0, -150.0, -1400.0, -1350.0, -1300.0])
     assert "down from -150" in alert.sentence
+
+
+# Rows of `rl-lab train dqn_cartpole q_values=expected`, as it is and with algorithm.double=false,
+# algorithm.target_rate=1.0 and a learning rate of 0.02: updates, values, best return, loss/value.
+# fmt: off
+HEALTHY = [
+    (535, 8.8, 95, 1.43), (558, 14.0, 95, 2.28), (1532, 23.9, 156, 4.55), (1580, 34.1, 156, 6.4),
+    (2532, 42.0, 283, 7.09), (2604, 49.4, 283, 7.1), (3537, 54.3, 500, 7.1), (3625, 58.6, 500, 6.6),
+    (4535, 62.6, 500, 6.38), (4655, 67.3, 500, 6.04), (5541, 70.6, 500, 5.62), (5677, 73.7, 500, 5.29),
+    (6539, 76.1, 500, 5.07), (6699, 78.7, 500, 4.7), (7537, 80.3, 500, 4.54), (7721, 82.2, 500, 4.31),
+    (8543, 83.6, 500, 4.06), (8750, 84.5, 500, 3.93), (9533, 85.8, 500, 3.68),
+]
+RUNAWAY = [
+    (31, 107.0, 40, 41.9), (529, 39.8, 65, 16.9), (1034, 11.5, 80, 2.82), (1529, 11.4, 80, 2.79),
+    (2035, 11.7, 63, 2.99), (2532, 14500.0, 133, 5520.0), (3035, 37400.0, 44, 13100.0), (3533, 48500.0, 17, 16500.0),
+    (4029, 65600.0, 14, 21100.0), (4531, 77600.0, 22, 22600.0), (5031, 117000.0, 13, 38000.0),
+    (5536, 123000.0, 11, 38300.0),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [(HEALTHY, []), (RUNAWAY, ["value_explodes", "value_loss_explodes", "q_overestimation"])],
+    ids=["healthy", "runaway"],
+)
+def test_a_real_dqn_that_runs_away_is_said_within_its_dozen_rows_and_a_healthy_one_is_not(
+    run: list[tuple[float, ...]], said: list[str]
+) -> None:
+    names = ("updates", "controller/value_mean", RETURNS, "loss/value")
+    monitor = Monitor(make_rules(None), algorithm="DQN", actions="discrete", settings=SETTINGS.get)
+    found = [
+        alert.rule
+        for number, values in enumerate(run)
+        for alert in monitor.check({"agent_steps": 1000 * number, **dict(zip(names, values, strict=True))})
+    ]
+    assert sorted(found) == sorted(said)
 
 
 # --- a user's own ---

@@ -67,6 +67,18 @@ def test_what_is_published_is_what_the_dry_run_says_and_comes_back_as_the_same_p
     assert rl_lab.load(f"ada/cart@{hub.sha('ada/cart')}").act(observation) == original.act(observation)
 
 
+def test_a_published_policy_is_evaluated_and_played_by_its_name(
+    run: rl_lab.Run, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rl_lab.publish(run, repo="ada/cart")
+    assert main(["evaluate", "ada/cart", "--episodes", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["run"] == "ada/cart" and found["scores"] == rl_lab.evaluate(run, episodes=2)
+    assert main(["play", "ada/cart", "--episodes", "1", "--output", "film.mp4", "-q"]) == 0
+    assert (tmp_path / "film.mp4").stat().st_size > 1000
+
+
 def test_nothing_but_the_policy_leaves_the_machine(run: rl_lab.Run, hub: Hub) -> None:
     rl_lab.publish(run, repo="ada/cart")
     files = hub.repos["ada/cart"]

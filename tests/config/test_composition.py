@@ -500,3 +500,11 @@ def test_comments_are_found_beside_and_above_their_keys(tmp_path: Path) -> None:
     assert found["algorithm.two"] == "said beside"
     assert found["algorithm.three"] == ""
     assert found["seed"] == ""
+
+
+@pytest.mark.parametrize("task", [[], ["task=atari100k"]])
+def test_preset_debug_reaches_its_updates_and_its_end_soon(task: list[str]) -> None:
+    """Atari waits for 50,000 rows, and a game may last 27,000 agent steps."""
+    config = compose("dqn_atari", [*task, "preset=debug"])
+    assert config["buffers"]["replay"]["minimum_rows"] <= 1000
+    assert config["evaluation"]["timeout_steps"] <= 1000

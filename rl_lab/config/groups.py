@@ -126,6 +126,8 @@ def check_choice(override: Override, groups: Groups) -> None:
     elif option not in options:
         others = [f" Did you mean {group}={option}?" for group in groups if option in groups[group]]
         hint = did_you_mean(option, options) or "".join(others[:1])
+        if override.key_or_group == "environment" and re.search(r"-v\d+$", option):
+            hint = f" The id of an environment is written environment.id={option}."
         place = f"{override.key_or_group}={option}"
         listed = f"Choices: {', '.join(options)}."
         if len(options) > MANY_CHOICES and hint:

@@ -54,6 +54,9 @@ TABLE: dict[tuple[str, ...], Word] = {
     # how long, how many
     ("total_timesteps", "timesteps", "total_steps", "num_timesteps", "n_timesteps", "max_steps"): Word((DURATION,)),
     ("n_envs", "num_envs", "num_environments", "n_environments", "num_workers"): Word(("environment.num_envs",)),
+    ("steps", "num_env_steps", "training_steps"): Word(
+        (), "write total_timesteps=1e5 for the whole run, training.phases.NAME.collect_steps=16 for one cycle"
+    ),
     ("n_steps", "num_steps", "rollout_length", "rollout_steps", "rollout_fragment_length"): Word(
         ("algorithm.n_step", ROLLOUT),
         "rows that every environment collects per cycle: training.phases.NAME.collect_steps=16",

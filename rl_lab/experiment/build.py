@@ -136,7 +136,7 @@ class Experiment:
     @property
     def probe(self) -> Probe:
         """What the run is doing right now, for the display."""
-        return Probe(self.housekeeping, self.collector, self.evaluator, self.agent.runtime)
+        return Probe(self.housekeeping, self.collector, self.evaluator, self.agent.runtime, self.time_split)
 
     def close(self) -> None:
         self.debugging.end()

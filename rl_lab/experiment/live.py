@@ -37,9 +37,15 @@ class Probe:
     object that is replaced whole, so that a look is at worst a moment old."""
 
     def __init__(
-        self, housekeeping: Housekeeping, collector: Collector, evaluator: Evaluator, runtime: Runtime
+        self,
+        housekeeping: Housekeeping,
+        collector: Collector,
+        evaluator: Evaluator,
+        runtime: Runtime,
+        time_split: TimeSplit,
     ) -> None:
         self._housekeeping, self._collector, self._runtime = housekeeping, collector, runtime
+        self._time_split = time_split
         self._updates_before = housekeeping.counts.updates
         self._parts = (0, 0)  # of an evaluation: done, in all
         evaluator.progress = self._count_parts
@@ -74,6 +80,7 @@ class Probe:
             done=done,
             total=total,
             is_ending=housekeeping.is_ending,
+            newest={**housekeeping.newest_of_episodes, **self._time_split.whole()},
             is_training=is_training,
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rl_lab.types import Counts
@@ -27,6 +28,7 @@ class Reading:
     done: int = 0  # of `total` parts of the activity, where it counts them
     total: int = 0
     is_ending: bool = False  # the training itself is over, maybe before its last step
+    newest: Mapping[str, float] = field(default_factory=dict)  # metrics that are known before the next row is due
     is_training: bool = True  # else it evaluates, saves, compiles, ...: its speed is that of the training before
 
 

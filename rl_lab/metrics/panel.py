@@ -124,7 +124,7 @@ def _metric(view: RunView, name: str, width: int) -> Line:
 
 
 def _time_split(view: RunView, width: int) -> list[Line]:
-    found = {section: view.latest.get(f"time/{section}_fraction", 0.0) for section in SPLIT_COLOURS}
+    found = {section: view.newest(f"time/{section}_fraction") or 0.0 for section in SPLIT_COLOURS}
     lines: list[Line] = [[("time".ljust(LABEL), "")]]
     for section, blocks in zip(found, proportional_widths(list(found.values()), min(60, width - LABEL)), strict=True):
         lines[0].append(("█" * blocks, SPLIT_COLOURS[section]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+
 from rl_lab.types import Metrics
 from rl_lab.utils.timing import Stopwatch
 
@@ -21,8 +23,11 @@ class TimeSplit:
         return _fractions(previous, self._last)
 
     def whole(self) -> Metrics:
-        """`time/*_fraction` since the beginning, for the end-of-run report."""
-        return _fractions(self._first, self._reading())
+        """`time/*_fraction` since the beginning, for the panel and the end-of-run report."""
+        now, section = self._reading(), self._stopwatch.current
+        if section in SECTIONS:  # the one under way included: one update may take a minute
+            now[section] += perf_counter() - self._stopwatch.since
+        return _fractions(self._first, now)
 
     def _reading(self) -> dict[str, float]:
         seconds = {section: self._stopwatch.seconds.get(section, 0.0) for section in SECTIONS}

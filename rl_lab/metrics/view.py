@@ -20,6 +20,7 @@ TRAINING_RETURN, EVALUATION_RETURN = "collect/episode_return_mean", "eval/episod
 EPISODE_LENGTH = "collect/episode_length_mean"
 HEADLINES = (TRAINING_RETURN, EVALUATION_RETURN, EPISODE_LENGTH)  # shown first, then the highlights, then the rest
 QUIET_NAMES = ("train/phase_fraction", "train/phase_index")  # the progress bar says it already
+FAULTS = ("collect/environment_restarts",)  # worth a line once there are any
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class RunView:
         what never changes comes last."""
         first = [*HEADLINES, *(name for name in self.highlight if name not in HEADLINES)]
         others = [name for name in self.history if name not in first and name not in QUIET_NAMES]
+        others = [name for name in others if name not in FAULTS or self.latest.get(name)]
         others.sort(key=lambda name: (name not in self._moving, rank_of(name)))
         return [*(name for name in first if name in self.history), *others][:limit]
 
@@ -141,12 +143,17 @@ class RunView:
         best = self.best_evaluation if name == EVALUATION_RETURN else None
         return Curve(
             label=label_of(name),
-            value=self.number(values[-1]),
+            value=self.number(self.newest(name)),
             arrow=arrow,
             sparkline=drawn,
             is_highlight=name in HEADLINES[:2] or name in self.highlight,
             note="" if best is None else f"best {self.number(best)}",
         )
+
+    def newest(self, name: str) -> float | None:
+        """As the last look saw it, else as the newest row says."""
+        seen = {} if self.reading is None else self.reading.newest
+        return seen[name] if name in seen else self.latest.get(name)
 
     def number(self, value: float | None) -> str:
         return format_number(value, self.digits)

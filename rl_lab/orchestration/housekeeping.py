@@ -111,6 +111,11 @@ class Housekeeping:
     def wall_s(self) -> float:
         return self._earlier_wall_s + self.stopwatch.elapsed()
 
+    @property
+    def newest_of_episodes(self) -> Metrics:
+        """Statistics of the latest episodes, for whoever looks between two rows."""
+        return self._latest.copy()
+
     # --- called by the loop ---
 
     def collected(self, result: CollectResult) -> None:

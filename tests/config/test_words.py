@@ -140,6 +140,11 @@ ANSWERED = [
     ("ppo", "save_path=x", "--runs-dir DIR, --run-id ID."),
     ("ppo", "n_stack=4", "environment.wrappers=[{id: frame_stack, count: 4}]."),
     ("ppo", "use_sde=true", "state-dependent exploration is not offered here: leave it out."),
+    (
+        "ppo",
+        "steps=1e4",
+        "write total_timesteps=1e5 for the whole run, training.phases.NAME.collect_steps=16 for one cycle.",
+    ),
     ("dreamer", "n_steps=3", "rows that every environment collects per cycle: training.phases.NAME.collect_steps=16."),
 ]
 
@@ -201,6 +206,11 @@ REFUSED = [
     (None, ["~seed"], "~seed: a setting cannot be taken away, only changed: write seed=VALUE"),
     (None, ["algorithm.discount=[1"], "'algorithm.discount=[1' cannot be read: write key=value"),
     (None, ["environment=dmc/walker_wal"], "Did you mean 'dmc/walker_walk'? `rl-lab config explain environment` lists"),
+    (
+        None,
+        ["environment=CartPole-v1"],
+        "The id of an environment is written environment.id=CartPole-v1. `rl-lab config",
+    ),
     ("cartpole", [], "There is no experiment 'cartpole'. Those of that name: ppo_cartpole, dqn_cartpole, "),
     ("PPO", [], "There is no experiment 'PPO'. Did you mean 'ppo'?"),
     ("CartPole-v1", [], "An environment needs an algorithm: CartPole-v1:ppo, or one of bandit, dqn"),

@@ -13,6 +13,7 @@ import yaml
 import rl_lab
 from rl_lab.metrics.names import meaning_of
 from rl_lab.metrics.pace import Pace, Reading
+from rl_lab.metrics.panel import render_panel
 from rl_lab.metrics.plain import plain_line
 from rl_lab.metrics.terminal import LiveDisplay
 from rl_lab.metrics.view import RunView
@@ -392,6 +393,24 @@ def test_counters_move_between_rows_and_never_back() -> None:
     assert view.counts.agent_steps == 150 and view.run_fraction == 0.15 and view.wall_s == 2.0
     view.look(reading(2.5, 120))
     assert view.counts.agent_steps == 150
+
+
+def test_returns_and_the_time_split_are_newer_than_the_newest_row() -> None:
+    """A row of Dreamer on a CPU may be minutes old: by then its first row's 68 % for the policy says nothing."""
+    view = RunView(title="run", total=1000)
+    view.take({**row(100), "collect/episode_return_mean": 18.0, "loss/policy": 2.0, "time/policy_fraction": 1.0})
+    view.look(reading(60.0, 150, newest={"collect/episode_return_mean": 25.0, "time/update_fraction": 0.75}))
+    assert view.curve("collect/episode_return_mean", 8).value == "25" and view.curve("loss/policy", 8).value == "2"
+    shown = "\n".join(render_panel(view, columns=80, height=40, colours=False))
+    assert "update 75%" in shown
+
+
+def test_restarts_of_environments_are_shown_once_there_are_any() -> None:
+    view = RunView(title="run", total=1000)
+    view.take({**row(100), "collect/environment_restarts": 0})
+    assert "collect/environment_restarts" not in view.table_names(14)
+    view.take({**row(200), "collect/environment_restarts": 2})
+    assert "collect/environment_restarts" in view.table_names(14)
 
 
 # --- the end

@@ -65,6 +65,15 @@ def test_a_real_stopwatch_can_be_split() -> None:
     assert 0.0 < split.window()["time/update_fraction"] <= 1.0
 
 
+def test_the_section_under_way_counts() -> None:
+    stopwatch = Stopwatch()
+    split = TimeSplit(stopwatch)
+    with stopwatch.section("update"):
+        sum(range(20_000))
+        assert 0.0 < split.whole()["time/update_fraction"] <= 1.0
+        assert split.window()["time/update_fraction"] == 0.0  # a row's window has what is done
+
+
 def test_usage_is_sampled_rarely_and_repeated_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
     now = 50.0

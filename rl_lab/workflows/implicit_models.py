@@ -250,8 +250,8 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
         """The cross-entropy of whether the episode goes on, where there is a head that tells."""
         if self.continue_head is None:
             return {}
-        goes_on = (~rows["is_terminal"][:, 1:]).float()
-        errors = F.binary_cross_entropy_with_logits(self.continue_head(after).float(), goes_on, reduction="none")
+        continues = (~rows["is_terminal"][:, 1:]).float()
+        errors = F.binary_cross_entropy_with_logits(self.continue_head(after).float(), continues, reduction="none")
         return {"continue": (errors * valid).sum() / valid.sum().clamp(min=1)}
 
     def weigh(self, errors: Tensor, valid: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ class TDMPC(ImplicitModelWorkflow):
     def search_settings(self, mode: Mode) -> tuple[Batch, dict[str, Any]]:
         """Evaluations plan as far, and draw as narrowly, as training does in the end."""
         ends = [each.end if isinstance(each, Schedule) else each for each in (self.plan_horizon, self.plan_std)]
-        horizon, std = self._collecting if mode == "train" or None in ends else ends
+        known = [end for end in ends if end is not None]
+        horizon, std = self._collecting if mode == "train" or len(known) < len(ends) else known
         assert self.planner is not None
         return self.context.runtime.numbers({"minimum_std": std}), {"horizon": min(int(horizon), self.planner.horizon)}
 

@@ -18,6 +18,7 @@ from rl_lab.experiment.build import build
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
 from tests.tiny_tdmpc2 import TINY_TDMPC2
+from tests.tiny_world_models import TINY_WORLD_MODELS
 
 GOLDEN = Path(__file__).parent / "golden.json"
 SMALL = ["environment.num_envs=4", "training.phases.train.collect_steps=16", "evaluation.final_episodes=0"]
@@ -82,6 +83,8 @@ CASES = {
     "tdmpc2": [
         *("rl_lab/PointMass-v0:tdmpc2", *TINY_TDMPC2, "training.phases.pretrain.duration_updates=3", *SAC),
     ],
+    "world_models": ["world_models_follow_real", *TINY_WORLD_MODELS, "training.phases.train.duration_updates=2"],
+    "world_models_dream": ["world_models_follow", *TINY_WORLD_MODELS, "training.phases.train.duration_updates=2"],
     "sac_pixels": ["sac_pixels", "buffers.replay.batch_size=16", *SAC],
     "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=24"],
 }

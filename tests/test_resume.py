@@ -38,6 +38,7 @@ from tests.fault_injection import killed_at, operations_of
 from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
 from tests.tiny_tdmpc2 import TINY_TDMPC2
+from tests.tiny_world_models import TINY_WORLD_MODELS
 
 COMMON = [
     "training.checkpoint.every_updates=2",
@@ -120,6 +121,8 @@ CASES = {
     "dreamer under action masks": ["rl_lab/MaskedChain-v0:dreamer", *SMALL_DREAMER],
     "planet": ["planet_pendulum", *SMALL_PLANET],
     "tdmpc2": ["rl_lab/PointMass-v0:tdmpc2", *SMALL_TDMPC2],
+    "world_models": ["world_models_follow_real", *TINY_WORLD_MODELS],
+    "world_models in the dream": ["world_models_follow", *TINY_WORLD_MODELS],
     "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
 }
 

@@ -196,6 +196,30 @@ EDITS = {
     "bc": Edit(
         CASES["bc"], "workflows/bc", "algorithm", "BehaviorCloning", "-likelihood.mean()", "-2.0 * likelihood.mean()"
     ),
+    "world_models": Edit(
+        CASES["world_models_dream"],
+        "workflows/world_models",
+        "algorithm",
+        "WorldModels",
+        "earned + self.memory.reward(features).mean() * is_alive",
+        "earned - self.memory.reward(features).mean() * is_alive",
+    ),
+    "world_models, mixture": Edit(
+        CASES["world_models_dream"],
+        "components/world_model/mdn_rnn",
+        "components.memory",
+        "MDNRNN",
+        "torch.log_softmax(weight, dim=-1), mean",
+        "torch.log_softmax(2.0 * weight, dim=-1), mean",
+    ),
+    "world_models, images": Edit(
+        CASES["world_models_dream"],
+        "components/world_model/conv_vae",
+        "components.vae",
+        "ConvVAE",
+        "float().sigmoid()",
+        "float().mul(2.0).sigmoid()",
+    ),
     "q_learning": Edit(
         Q_LEARNING,
         "workflows/q_learning",

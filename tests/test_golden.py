@@ -20,6 +20,7 @@ from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
 from tests.tiny_tdmpc import TINY_TDMPC
 from tests.tiny_tdmpc2 import TINY_TDMPC2
+from tests.tiny_world_models import TINY_WORLD_MODELS
 
 GOLDEN = Path(__file__).parent / "golden.json"
 SMALL = ["environment.num_envs=4", "training.phases.train.collect_steps=16", "evaluation.final_episodes=0"]
@@ -99,6 +100,8 @@ CASES = {
     ],
     "bc": ["rl_lab/Detour-v0:bc", *with_detour(), *IMITATION],
     "bc_mixture": ["rl_lab/Detour-v0:bc", "actor=mixture", *with_detour(), *IMITATION],
+    "world_models": ["world_models_follow_real", *TINY_WORLD_MODELS, "training.phases.train.duration_updates=2"],
+    "world_models_dream": ["world_models_follow", *TINY_WORLD_MODELS, "training.phases.train.duration_updates=2"],
     "sac_pixels": ["sac_pixels", "buffers.replay.batch_size=16", *SAC],
     "reinforce_no_baseline": ["reinforce_cartpole_no_baseline", "training.phases.train.duration_cycles=24"],
 }

@@ -177,6 +177,15 @@ def test_tdmpc_learns_to_plan_with_its_model() -> None:
     assert learnt > 1.5 * score_limit("rl_lab/PointMass-v0")  # returns < 0
 
 
+def test_world_models_evolves_a_controller_that_sees_what_it_learnt_to_see() -> None:
+    assert score("world_models_follow_real") > 30.0  # chance: 16
+
+
+@pytest.mark.slow
+def test_world_models_evolves_a_controller_in_the_dream_alone() -> None:
+    assert score("world_models_follow") > 30.0  # chance: 16
+
+
 def score_limit(environment_id: str) -> float:
     """The return from which the environment counts as solved."""
     import gymnasium

@@ -40,6 +40,7 @@ from tests.tiny_dreamer import TINY_DREAMER
 from tests.tiny_planet import TINY_PLANET
 from tests.tiny_tdmpc import TINY_TDMPC
 from tests.tiny_tdmpc2 import TINY_TDMPC2
+from tests.tiny_world_models import TINY_WORLD_MODELS
 
 COMMON = [
     "training.checkpoint.every_updates=2",
@@ -142,6 +143,8 @@ CASES = {
         *(word for word in SMALL_TDMPC2 if "continue_head" not in word),
         "environment.vectorization=sync",
     ],
+    "world_models": ["world_models_follow_real", *TINY_WORLD_MODELS],
+    "world_models in the dream": ["world_models_follow", *TINY_WORLD_MODELS],
     "random": ["random_cartpole", "logging.every_steps=100", "training.phases.play.collect_steps=16"],
 }
 

@@ -47,7 +47,11 @@ class CMAES:
 
     def begin(self, mean: Tensor) -> None:
         """Draw around these parameters `[n]`, at least 2."""
-        options = {"popsize": self.population, "seed": float("nan"), "randn": self._randn, "verbose": -9}
+        options = {"popsize": self.population, "randn": self._randn, "verbose": -9}
+        options |= {
+            "seed": float("nan"),
+            "CMA_mirrors": 0,
+        }  # nan: numpy's generator is left alone; 0: none, however few
         start = mean.detach().cpu().double().numpy()
         self._strategy = self._library.CMAEvolutionStrategy(start, self.initial_std, options)
 

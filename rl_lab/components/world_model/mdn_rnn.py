@@ -46,7 +46,8 @@ class Mixture:
         noise = -torch.empty_like(self.log_weight).exponential_().log()  # Gumbel: the largest sum is a draw
         chosen = (self.log_weight / temperature + noise).argmax(dim=-1, keepdim=True)
         mean, std = self._of(chosen, self.mean), self._of(chosen, self.log_std).exp()
-        return mean + std * temperature**0.5 * torch.randn_like(mean)
+        root = torch.sqrt(temperature) if isinstance(temperature, Tensor) else temperature**0.5
+        return mean + std * root * torch.randn_like(mean)
 
     def mode(self) -> Tensor:
         """The mean of the likeliest normal, `[..., Z]`."""

@@ -32,7 +32,7 @@ from rl_lab.experiment import session
 from rl_lab.experiment.build import Agent, Experiment
 from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run
 from rl_lab.experiment.export import SUFFIXES, PolicyFile, PolicyFormat, check_format
-from rl_lab.experiment.film import can_dream, film_dreams, record_video
+from rl_lab.experiment.film import can_be_filmed, film_dreams, record_video
 from rl_lab.experiment.load import load_actor, load_agent, open_config
 from rl_lab.experiment.policy_source import policy_of
 from rl_lab.experiment.publish import Published, publish_run
@@ -360,14 +360,14 @@ def dream(
     progress: Progress = lambda done, total: None,
 ) -> FilmFiles:
     """Play `sequences` new episodes and film real, reconstruction and open loop: the model sees `context` rows, then
-    only the actions for `horizon` more."""
+    only the actions for `horizon` more. Of a Diffusion Policy: its plans, over `context + horizon` rows."""
     for name, value in {"horizon": horizon, "context": context, "sequences": sequences}.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}: write a whole number of at least 1.")
     if output is not None:
         check_name(Path(output))
     with _acting(run, runs_dir, checkpoint, seed, trust, env, sequences) as (directory, agent, evaluator):
-        if not can_dream(workflow := agent.workflow):
+        if not can_be_filmed(workflow := agent.workflow):
             raise ConfigError(
                 f"Run {directory.id} cannot dream: {type(workflow).__name__} has no world model. "
                 f"Watch it with `rl-lab play {directory.id}`, or train one that can with `rl-lab train dreamer_v3`."

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
+from torch import Tensor
 
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
+from rl_lab.types import TimeStep
+from tests.tiny_diffusion import write_detour
 from tests.tiny_dreamer import TINY_DREAMER, TINY_OLDER_DREAMER
 from tests.tiny_planet import TINY_PLANET
 from tests.tiny_tdmpc import TINY_TDMPC
@@ -165,6 +172,44 @@ def test_the_older_dreamers_learn_through_their_models(experiment: str, parts: l
 def test_planet_learns_a_model_that_is_worth_planning_in() -> None:
     learnt = score("rl_lab/PointMass-v0:planet", *TINY_PLANET, "evaluation.final_episodes=10", steps(1_000))
     assert learnt > 1.5 * score_limit("rl_lab/PointMass-v0")  # returns < 0; untaught, its plans bring about -36
+
+
+def test_diffusion_policy_learns_both_ways_where_a_gaussian_learns_their_mean(tmp_path: Path) -> None:
+    """Before the block, where demonstrators step aside to the left as often as to the right."""
+    path = write_detour(tmp_path / "detour.npz", episodes=100)
+    small = ["algorithm.prediction_steps=8", "algorithm.action_steps=4", "buffers.demonstrations.batch_size=64"]
+    quiet = [path, "evaluation.final_episodes=0", "training.phases.train.duration_updates=400"]
+
+    def aside(experiment: str, *overrides: str) -> Tensor:
+        """The next stride to the side, of 64 answers to the same two observations."""
+        trained = build(compose(experiment, [*quiet, *overrides]), run=None, quiet=True)
+        try:
+            trained.orchestrator.run()
+            state: Any = None
+            for place in ((0.0, -0.68), (0.0, -0.58)):
+                nothing = torch.zeros(64, dtype=torch.bool)
+                seen = {"vector": torch.tensor(place).expand(64, 2)}
+                time_step = TimeStep(seen, torch.zeros(64), ~nothing if state is None else nothing, nothing, nothing)
+                with torch.inference_mode():
+                    answer = trained.agent.workflow.act(time_step, state, mode="eval")
+                if isinstance(answer.state, dict):  # no plan is left, so that the next one is made for both
+                    state = {**answer.state, "next": torch.full_like(answer.state["next"], 5)}
+            return answer.action[:, 0]
+        finally:
+            trained.close()
+
+    ways = aside("diffusion_policy_detour", *small)
+    assert ((ways > 0.5).sum() >= 10) and ((ways < -0.5).sum() >= 10) and ((ways.abs() < 0.5).sum() <= 20)
+    assert aside("bc_detour").abs().max() < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_diffusion_policy_walks_around_where_a_gaussian_walks_into_the_block(tmp_path: Path) -> None:
+    path = write_detour(tmp_path / "detour.npz", episodes=200)
+    assert score("bc_detour", path) <= 0.6
+    assert score("bc_detour", path, "actor=mixture") >= 0.9
+    assert score("diffusion_policy_detour", path) >= 0.95
 
 
 def test_tdmpc2_learns_to_plan_with_its_model() -> None:

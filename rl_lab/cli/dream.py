@@ -1,5 +1,6 @@
 """Film a world model: what happens in new episodes, what the model reconstructs while it looks, and what
-it predicts once it sees only the actions. A png beside the video shows reward, continue and value.
+it predicts once it sees only the actions. A png beside the video shows reward, continue and value. Of a
+Diffusion Policy: its plans of actions, and how they come out of noise.
 
 examples:
   rl-lab dream @last

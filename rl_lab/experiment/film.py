@@ -14,23 +14,42 @@ from rl_lab.orchestration.cadence import Cadence
 from rl_lab.orchestration.housekeeping import FilmPlan
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs.film import FPS, FilmFiles, write_film
+from rl_lab.runs.plan_film import write_plan_film
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.video import write_video
 from rl_lab.types import ConfigError, Counts, Metrics
 from rl_lab.utils.tree import map_leaves
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.film import can_dream, make_film, while_anybody_plays
+from rl_lab.workflows.plan_film import Planning, PlanWatcher, makes_plans
 
 
 def film_dreams(
     workflow: Workflow, evaluator: Evaluator, path: Path, *, sequences: int = 4, context: int = 5, horizon: int = 45
 ) -> FilmFiles:
     """Play in the evaluation's environments, which no buffer holds, and film what the model makes of it."""
+    if makes_plans(workflow):
+        return film_plans(workflow, evaluator, path, sequences=sequences, length=context + horizon)
     rows = evaluator.play_rows(workflow.act, length=context + horizon)
     assert can_dream(workflow)
     some = {key: values[:sequences] for key, values in rows.items()}
     film = make_film(workflow, while_anybody_plays(some, at_least=context + 1), context=context)
     return write_film(path, map_leaves(lambda values: values.cpu().numpy(), film), context=context)
+
+
+def film_plans(workflow: Planning, evaluator: Evaluator, path: Path, *, sequences: int, length: int) -> FilmFiles:
+    """Play in the evaluation's environments and film the plans that are followed."""
+    watcher = PlanWatcher(workflow, sequences)
+    rows = evaluator.play_rows(watcher, length=length)
+    some = while_anybody_plays({key: values[:sequences] for key, values in rows.items()}, at_least=1)
+    film = map_leaves(lambda values: values.cpu().numpy(), watcher.film(some))
+    executed = {"first_executed": workflow.first_executed, "after_executed": workflow.after_executed}
+    return write_plan_film(path, film, **executed)
+
+
+def can_be_filmed(workflow: Workflow) -> bool:
+    """Whether there is something to see beside what `rl-lab play` shows: dreams, or plans."""
+    return can_dream(workflow) or makes_plans(workflow)
 
 
 def film_plan(
@@ -42,7 +61,7 @@ def film_plan(
     logger: MetricLogger,
 ) -> FilmPlan:
     for name in ("dream_every_steps", "dream_every_updates"):
-        if (every := getattr(block, name)) is not None and not can_dream(workflow):
+        if (every := getattr(block, name)) is not None and not can_be_filmed(workflow):
             raise ConfigError(
                 f"evaluation.{name} is {every}, but {type(workflow).__name__} has no world model to dream with: "
                 "write null, or train one, such as `rl-lab train dreamer_v3`."

@@ -428,7 +428,17 @@ def test_choices_that_no_file_can_say_are_refused(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "experiment", ["bandit_thompson", "dreamer_v3", "dreamer_v2", "planet", "reinforce_cartpole", "tdmpc2"]
+    "experiment",
+    [
+        "bandit_thompson",
+        "dreamer_v3",
+        "dreamer_v2",
+        "planet",
+        "reinforce_cartpole",
+        "tdmpc2",
+        "diffusion_policy",
+        "bc_detour",
+    ],
 )
 def test_a_shipped_space_fits_its_experiments(experiment: str) -> None:
     content = {**tuned(compose(experiment), None), "experiment": experiment}

@@ -85,9 +85,7 @@ class TDMPC(ImplicitModelWorkflow):
 
     def search_settings(self, mode: Mode) -> tuple[Batch, dict[str, Any]]:
         """Evaluations plan as far, and draw as narrowly, as training does in the end."""
-        ends = [each.end if isinstance(each, Schedule) else each for each in (self.plan_horizon, self.plan_std)]
-        known = [end for end in ends if end is not None]
-        horizon, std = self._collecting if mode == "train" or len(known) < len(ends) else known
+        horizon, std = self._collecting if mode == "train" else (last(self.plan_horizon), last(self.plan_std))
         assert self.planner is not None
         return self.context.runtime.numbers({"minimum_std": std}), {"horizon": min(int(horizon), self.planner.horizon)}
 
@@ -138,3 +136,10 @@ class TDMPC(ImplicitModelWorkflow):
         with frozen(self.critic):
             value = self.critic.value(latents, self.policy_action(latents, task), of_two="least")  # [B, H+1]
         return LossOutput({"policy": -self.weigh(value, valid)})
+
+
+def last(number: float | Schedule) -> float:
+    """Where a schedule ends."""
+    if isinstance(number, Schedule):
+        return number.start if number.end is None else number.end
+    return number

@@ -61,7 +61,7 @@ class Discriminator(nn.Module):
 class GAIL(PPO):
     """PPO, rewarded for what the discriminator takes for a demonstration."""
 
-    def __init__(self, *, discriminator_steps: int = 4, **ppo: Any) -> None:
+    def __init__(self, *, discriminator_steps: int = 2, **ppo: Any) -> None:
         super().__init__(**ppo)
         if discriminator_steps < 1:
             raise ConfigError(

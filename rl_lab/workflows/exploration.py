@@ -5,8 +5,8 @@
     exploration=random          only those
     exploration=plan2explore    a second actor, which seeks what the model does not know yet:
 
-    ensemble    w_k(f, a), K one-step predictions of the next latent       L = sum_k |w_k - z'|^2 / 2, on replayed rows
-    reward      mean over the latent's numbers of Var_k w_k(f, a), scaled  what an action of a dream earns
+    ensemble    w_k(f, a), K one-step predictions of the next embedding    L = sum_k |w_k - e'|^2 / 2, on replayed rows
+    reward      mean over the embedding of Var_k w_k(f, a), scaled         what an action of a dream earns
     behaviour   actor, critic, slow critic and scale of returns            learn of it as the task's do of theirs
 
 Nothing of this reaches the world model or the task's policy but the rows that were found.
@@ -40,7 +40,9 @@ class Explorer(Protocol):
 
 class Disagreement(Protocol):
     def __call__(self, features: Tensor, action: Tensor) -> Tensor: ...  # [N, H, F], [N, H, A] to rewards [N, H]
-    def loss(self, features: Tensor, action: Tensor, is_last: Tensor) -> Tensor: ...  # rows [B, T, ...] to []
+    def loss(
+        self, features: Tensor, action: Tensor, embedding: Tensor, is_last: Tensor
+    ) -> Tensor: ...  # of rows [B, T]
 
 
 class Plan2Explore:
@@ -74,7 +76,7 @@ class Plan2Explore:
         """How well the ensemble predicts replayed rows `[B, T, ...]`."""
         with self.runtime.autocast():
             features, action = self.dynamics.features(state), self.dynamics.encode_action(rows["action"])
-            loss = self.disagreement.loss(features, action, rows["is_last"])
+            loss = self.disagreement.loss(features, action, rows["embedding"], rows["is_last"])
         return LossOutput({"disagreement": loss}, {"controller/disagreement_scale": self.reward_scale.scale()})
 
     def follow(self, pace: TargetNetwork) -> None:

@@ -15,7 +15,7 @@ from rl_lab.config.explain import explain
 
 COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
 EXAMPLE_CONFIGS = ROOT / "examples" / "my_algorithm" / "configs"
-EXAMPLES = re.compile("actor_critic|soft_q")
+EXAMPLES = re.compile("actor_critic|soft_q|gail")
 SETTING = re.compile(r"(?!overrides)[a-z_]+(\.\w+)*=\S+")
 INVENTED = re.compile(r"my_|key=value|word=value|KEY|NAME|DIR\b|ENV:|RUN(_ID)?/")  # what the reader is to fill in
 

@@ -15,7 +15,7 @@ from rl_lab.types import Phase
 PHASES_PAGE = ROOT / "docs" / "phases.md"
 EXPERIMENTS = {
     match[1]: block
-    for page in (PHASES_PAGE, ROOT / "docs" / "configs.md")
+    for page in (PHASES_PAGE, ROOT / "docs" / "configs.md", ROOT / "docs" / "exploration.md")
     for block in blocks(page, "yaml")
     if (match := re.search(r"^# configs/experiment/(\w+)\.yaml$", block, re.MULTILINE))
 }
@@ -39,6 +39,7 @@ def test_the_pages_show_what_they_promise() -> None:
         "train_then_examine",
         "my_experiment",
         "easy_then_real",
+        "explore_then_learn",
     } <= EXPERIMENTS.keys()
 
 

@@ -143,10 +143,12 @@ def test_of_two_actions_theirs_is_taken_by_its_fraction_environment_by_environme
 
 
 def double(networks: int = 3) -> Disagreement:
-    """Two features, of which one is the latent, and one continuous action."""
+    """Three features, one continuous action and embeddings of two numbers."""
     torch.manual_seed(1)
     one = ActionSpec("continuous", (1,))
-    return Disagreement(input_size=3, action=one, deter=1, networks=networks, hidden_sizes=(4,), norm="none").double()
+    return Disagreement(
+        input_size=3, action=one, target_size=2, networks=networks, hidden_sizes=(4,), norm="none"
+    ).double()
 
 
 def by_hand(part: Disagreement, inputs: Tensor) -> list[Tensor]:
@@ -159,7 +161,7 @@ def by_hand(part: Disagreement, inputs: Tensor) -> list[Tensor]:
     return found
 
 
-def test_the_reward_is_the_variance_over_the_ensemble_meant_over_the_latent() -> None:
+def test_the_reward_is_the_variance_over_the_ensemble_meant_over_the_embedding() -> None:
     part = double()
     features, action = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(2, 4, 1, dtype=torch.float64)
     part.predictions = lambda f, a: part.ensemble(f.flatten(0, 1), a.flatten(0, 1)).unflatten(1, f.shape[:2])  # type: ignore[method-assign]
@@ -172,28 +174,29 @@ def test_the_reward_is_the_variance_over_the_ensemble_meant_over_the_latent() ->
             assert float(reward[b, t]) == pytest.approx(float(variance.detach().sum() / 2), rel=1e-12)
 
 
-def test_the_ensemble_predicts_the_next_latent_and_nothing_across_an_end() -> None:
+def test_the_ensemble_predicts_the_next_embedding_and_nothing_across_an_end() -> None:
     part = double(2)
     features, action = torch.randn(1, 3, 3, dtype=torch.float64), torch.randn(1, 3, 1, dtype=torch.float64)
-    is_last = torch.tensor([[False, True, False]])
+    is_last, embedding = torch.tensor([[False, True, False]]), torch.randn(1, 3, 2, dtype=torch.float64)
     expected = 0.0
     for predicted in by_hand(part, torch.cat((features[0, 0], action[0, 0]))):
-        expected += 0.5 * float((predicted - features[0, 1, 1:]).square().sum())
-    assert float(part.loss(features, action, is_last)) == pytest.approx(expected, rel=1e-5)
+        expected += 0.5 * float((predicted - embedding[0, 1]).detach().square().sum())
+    assert float(part.loss(features, action, embedding, is_last).detach()) == pytest.approx(expected, rel=1e-5)
     features.requires_grad_()
-    part.loss(features, action, is_last).backward()
-    assert features.grad is None and all(each.grad is not None for each in part.parameters())
+    embedding.requires_grad_()
+    part.loss(features, action, embedding, is_last).backward()
+    assert features.grad is None and embedding.grad is None and all(each.grad is not None for each in part.parameters())
 
 
 def test_a_known_transition_earns_less_than_an_unknown_one() -> None:
     torch.manual_seed(0)
-    part = Disagreement(input_size=3, action=DISCRETE, deter=1, networks=5, hidden_sizes=(32,))
+    part = Disagreement(input_size=3, action=DISCRETE, target_size=2, networks=5, hidden_sizes=(32,))
     known, unknown = torch.zeros(1, 2, 3), torch.ones(1, 1, 3)
     action = torch.nn.functional.one_hot(torch.tensor([[0, 0]]), 3).float()
     optimizer = torch.optim.Adam(part.parameters(), lr=1e-2)
     for _ in range(100):
         optimizer.zero_grad()
-        part.loss(known, action, torch.zeros(1, 2, dtype=torch.bool)).backward()
+        part.loss(known, action, torch.ones(1, 2, 2), torch.zeros(1, 2, dtype=torch.bool)).backward()
         optimizer.step()
     assert float(part(known[:, :1], action[:, :1])) < 0.05 * float(part(unknown, action[:, :1]))
 

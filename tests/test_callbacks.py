@@ -64,7 +64,9 @@ def test_callbacks_get_plain_values_and_change_no_bit(runs: Path) -> None:
 def test_a_callback_stops_the_run_which_saves_and_ends(runs: Path, name: str) -> None:
     ask: Any = (lambda moment: False) if name in ("on_row", "on_checkpoint") else (lambda moment: moment.stop())
     run = train(runs, f"stopped_by_{name}", **{name: ask})
-    assert run.status["state"] == "stopped"
+    assert (run.status["state"], run.status["message"]) == ("stopped", f"{name} asked for it.")
+    report = (run.path / "report.md").read_text()
+    assert f"stopped: {name} asked for it." in report and f"Continue:\n\n```bash\nrl-lab resume {run.path}\n" in report
     assert 1 <= run.status["counts"]["updates"] < 4
     assert f"Stopped: {name} asked for it." in (run.path / "run.log").read_text()
     assert rl_lab.evaluate(run, episodes=1)["eval/episodes"] == 1

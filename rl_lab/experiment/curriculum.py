@@ -258,7 +258,8 @@ def refused_in(phase: Phase) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"Phase '{phase.name}', set: {error}") from error
+        named = "" if str(error).startswith(f"Phase '{phase.name}'") else f"Phase '{phase.name}', set: "
+        raise ConfigError(f"{named}{error}") from error
 
 
 def _numbers(workflow: Workflow) -> Numbers:
@@ -372,7 +373,11 @@ def _explained(phase: str, load: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except RunError as error:
-        raise ConfigError(f"Phase '{phase}' loads from the run {load['from']}, which cannot be: {error}") from error
+        key = f"training.phases.{phase}.load.checkpoint"
+        hint = f" Write {key}=latest." if "There is no checkpoint" in str(error) else ""
+        raise ConfigError(
+            f"Phase '{phase}' loads from the run {load['from']}, which cannot be: {error}{hint}"
+        ) from error
 
 
 def _refuse_misfit(phase: Phase, parts: Mapping[str, nn.Module], borrowed: Borrowed) -> None:

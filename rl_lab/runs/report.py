@@ -19,23 +19,24 @@ from rl_lab.types import MissingExtraError
 from rl_lab.utils.formatting import format_duration
 from rl_lab.utils.text import printable
 
+BY_A_CALLBACK = "asked for it."  # why a run was stopped; nobody asks for it where it is continued
 _COUNTERS = ("agent_steps", "env_frames", "episodes", "updates", "wall_s")
 
 
-def write_report(run: RunDirectory, *, state: str | None = None, is_drawn: bool = True) -> Path:
+def write_report(run: RunDirectory, *, state: str | None = None, message: str = "", is_drawn: bool = True) -> Path:
     """Write report.md and the learning curve from what the run left on disk; works at any time, also mid-run.
 
-    `state` is what the run is about to be, where its status does not say so yet. Without the picture, which takes half
-    a second, `is_drawn` is False.
+    `state` is what the run is about to be, and `message` why, where its status does not say so yet. Without the
+    picture, which takes half a second, `is_drawn` is False.
     """
     with readable_disk_errors(run.report_path, run_id=run.id):
-        write_atomic(run.report_path, printable(_page(run, state, is_drawn), keep="\n\t"), run_id=run.id)
+        write_atomic(run.report_path, printable(_page(run, state, message, is_drawn), keep="\n\t"), run_id=run.id)
     return run.report_path
 
 
-def _page(run: RunDirectory, state: str | None, is_drawn: bool) -> str:
+def _page(run: RunDirectory, state: str | None, message: str, is_drawn: bool) -> str:
     rows, status, manifest = read_metrics(run.metrics_path), run.read_status(), run.read_manifest()
-    status = status if state is None else {**status, "state": state}
+    status = status if state is None else {**status, "state": state, "message": message}
     known = {name: manifest.get(name) for name in ("algorithm", "environment_id", "seed")}
     title = printable("{algorithm} on {environment_id}, seed {seed}".format(**known))
     sections = [
@@ -46,7 +47,7 @@ def _page(run: RunDirectory, state: str | None, is_drawn: bool) -> str:
         _table("Last metrics", ("metric", "value"), _last_metrics(rows)),
         _table("Where the time went", ("section", "fraction of wall-clock"), _time_split(rows)),
         _lineage(manifest),
-        _commands(run, manifest, status["state"]),
+        _commands(run, manifest, status),
         _links(run),
         f"## Config\n\n<details>\n<summary>config.yaml</summary>\n\n```yaml\n{run.read_config_text().rstrip()}\n```\n"
         "\n</details>\n",
@@ -121,7 +122,7 @@ def _lineage(manifest: dict[str, Any]) -> str:
     return "## Lineage\n\n" + "".join(f"- {_cell(line)}\n" for line in lines) if lines else ""
 
 
-def _commands(run: RunDirectory, manifest: dict[str, Any], state: str) -> str:
+def _commands(run: RunDirectory, manifest: dict[str, Any], status: dict[str, Any]) -> str:
     """What to type next. Every command holds where it is pasted beside the folder of runs, however the run was made."""
     commit = (manifest.get("git") or {}).get("commit")
     changes = " with uncommitted changes" if (manifest.get("git") or {}).get("dirty") else ""
@@ -134,12 +135,12 @@ def _commands(run: RunDirectory, manifest: dict[str, Any], state: str) -> str:
         f"It began with:\n\n```text\n{origin}{began}\n```\n",
         f"Reproduce:\n\n```bash\n{again}\n```\n",
     ]
-    if state in DONE:
+    if status["state"] in DONE:
         blocks.append(
             f"Watch and score:\n\n```bash\nrl-lab play {named}\nrl-lab evaluate {named} --episodes 100\n```\n"
         )
         blocks.append(f"Train on from its weights:\n\n```bash\nrl-lab resume {named} --mode warm_start\n```\n")
-    else:
+    if status["state"] not in DONE or status["message"].endswith(BY_A_CALLBACK):
         blocks.append(f"Continue:\n\n```bash\nrl-lab resume {named}\n```\n")
     return "## Again\n\n" + "\n".join(blocks)
 

@@ -283,7 +283,11 @@ LOADS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({"from": "donor", "parts": []}, (), "training.phases.0.load.parts is []: it lists parts of that run; write"),
     ({"from": "donor", "part": ["encoder"]}, (), "training.phases.0.load.part is unknown. Did you mean 'parts'?"),
     ({"parts": ["encoder"]}, (), "training.phases.0.load.from is None: it names a run (an id, a path, @last); write"),
-    ({"from": "donor", "parts": ["encoder"], "checkpoint": "step_1"}, (), "There is no checkpoint 'step_1'"),
+    (
+        {"from": "donor", "parts": ["encoder"], "checkpoint": "step_1"},
+        (),
+        "Write training.phases.taken.load.checkpoint=latest.",
+    ),
     (
         {"from": "donor", "parts": ["encoder"]},
         ("components.encoder.hidden_sizes=[16]",),

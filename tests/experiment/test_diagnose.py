@@ -43,6 +43,50 @@ def test_an_alert_is_in_the_log_the_report_and_show_once(tmp_path: Path) -> None
     assert facts["alerts"] == [disk, mine] and f"alerts\n  1  {alert_line(disk)}\n  2  {line}\n" in describe(facts)
 
 
+QUICK = [
+    *("evaluation.video=false", "evaluation.final_episodes=2", "evaluation.every_steps=null"),
+    *("logging.tensorboard=false", "runtime.threads=1", "seed=0"),
+]
+SEQUENCES = [
+    *("logging.every_steps=100", "buffers.replay.batch_size=8", "buffers.replay.sequence_length=17"),
+    "total_timesteps=4000",
+]
+PLANET = [
+    *(*SEQUENCES, "controllers.planner.candidates=30", "controllers.planner.best=5"),
+    *("controllers.planner.iterations=2", "controllers.planner.horizon=8"),
+]
+DREAMER = [
+    *(*SEQUENCES, "components.dynamics.deter=64", "components.dynamics.hidden=32", "algorithm.horizon=8"),
+    "algorithm.dream_last=4",
+]
+DQN = ["q_values=expected", "logging.every_steps=1000", "total_timesteps=12000"]
+RUNAWAY = ["algorithm.double=false", "algorithm.target_rate=1.0", "optimizers.controller.learning_rate=0.02"]
+FREE = ["algorithm.free_nats=60"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("experiment", "words", "said"),
+    [
+        ("dqn_cartpole", DQN, set()),
+        ("dqn_cartpole", [*DQN, *RUNAWAY], {"value_explodes", "value_loss_explodes", "q_overestimation"}),
+        ("dqn_cartpole", ["total_timesteps=4000", "components.q_values.highest=10"], {"support_clipped"}),
+        ("planet_pendulum", PLANET, set()),
+        ("planet_pendulum", [*PLANET, *FREE], {"kl_at_free_nats"}),
+        ("dreamer_v3_cartpole", DREAMER, set()),
+        ("dreamer_v3_cartpole", [*DREAMER, *FREE], {"kl_at_free_nats"}),
+    ],
+    ids=["dqn", "dqn-runaway", "dqn-support", "planet", "planet-free-nats", "dreamer", "dreamer-free-nats"],
+)
+def test_rules_are_silent_about_healthy_runs_and_name_what_is_broken(
+    experiment: str, words: list[str], said: set[str], tmp_path: Path
+) -> None:
+    run = api.train(experiment, overrides=[*QUICK, *words], runs_dir=tmp_path, quiet=True).directory
+    of_the_machine = {"memory_full", "disk_full"}
+    assert {alert["rule"] for alert in run.read_alerts()} - of_the_machine == said
+
+
 def test_a_run_that_goes_on_says_nothing_twice(tmp_path: Path) -> None:
     run = api.train("ppo_cartpole", overrides=[*SMALL, RULES], run_id="mine", runs_dir=tmp_path, quiet=True).directory
     api.resume("mine", overrides=["training.phases.train.duration_updates=5"], runs_dir=tmp_path, quiet=True)

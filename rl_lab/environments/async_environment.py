@@ -66,7 +66,7 @@ class Worker:
     is_over: bool = False
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Wait a while, then kill (not terminate: workers ignore SIGTERM)."""
+        """Wait a while, then kill (not terminate: workers ignore SIGTERM), and with it what it started."""
         if self.is_over:
             return
         self.is_over = True
@@ -74,6 +74,9 @@ class Worker:
         if self.process.is_alive():
             self.process.kill()
         self.process.join()
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError):  # it had started nothing
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.close()
         self.connection.close()
 

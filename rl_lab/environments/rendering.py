@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,8 @@ HEADLESS_BACKENDS = ("egl", "osmesa")
 def prepare_headless(*, uses_mujoco: bool = True) -> None:
     """Without a display, tell SDL (pygame) and MuJoCo to draw off-screen; what the user set is kept.
     Must come before pygame and mujoco are imported."""
+    if uses_mujoco:
+        load_triton_first()
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return
     os.environ.setdefault("SDL_VIDEODRIVER", "offscreen")  # "dummy" draws nothing at all
@@ -26,6 +31,17 @@ def prepare_headless(*, uses_mujoco: bool = True) -> None:
     os.environ.setdefault("LP_NUM_THREADS", "0")
     if uses_mujoco and "MUJOCO_GL" not in os.environ and (backend := mujoco_backend()) is not None:
         os.environ["MUJOCO_GL"] = backend
+
+
+@cache
+def load_triton_first() -> None:
+    """Triton, which torch imports when it compiles or looks at every tensor, crashes the process if Mesa's LLVM was
+    loaded before its own. The library alone is loaded, a matter of milliseconds."""
+    found = importlib.util.find_spec("triton")
+    for folder in (found.submodule_search_locations if found is not None else None) or ():
+        for library in Path(folder).glob("_C/libtriton*.so"):
+            with suppress(OSError):  # one that cannot be loaded is not in the way
+                ctypes.CDLL(str(library))
 
 
 @cache

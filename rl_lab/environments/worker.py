@@ -78,6 +78,7 @@ def share_memory(spec: EnvSpec, num_envs: int) -> dict[str, SharedArray]:
 def work(job: Job, connection: Connection) -> None:
     """The child's main: answer commands until it is asked to close or the parent is gone."""
     _live_and_die_with_parent()
+    os.set_inheritable(connection.fileno(), False)  # a simulator's own process would keep it open after our death
     sys.path[:] = list(job.search_path)
     prepare_headless(uses_mujoco=bool(job.modules))  # a user's module may import it
     mine: Part | None = None
@@ -107,6 +108,8 @@ def _live_and_die_with_parent() -> None:
     for number in ASKING:
         signal.signal(number, signal.SIG_IGN)
     os.environ.update(ONE_THREAD)
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # with the processes of simulators (VizDoom's engine), which then end with us: Worker.end
     threading.Thread(target=_exit_with_parent, name="parent watch", daemon=True).start()
     if sys.platform == "linux":  # a started worker's parent is the fork server
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -116,6 +119,8 @@ def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 

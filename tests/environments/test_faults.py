@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from rl_lab.environments import cell, make_environment
 from rl_lab.environments.async_environment import AsyncEnvironment, Limits
 from rl_lab.environments.recipe import Recipe, blueprint
+from rl_lab.environments.suites.toy import Faulty
 from rl_lab.types import EnvironmentFault, EnvRows
 from rl_lab.utils import tree
 from rl_lab.utils.processes import ASKING
@@ -353,4 +355,38 @@ def test_after_a_fault_the_other_workers_can_still_be_asked() -> None:
     with pytest.raises(EnvironmentFault, match="requested failure"):
         environment.step(np.zeros(2, np.int64))
     assert len(environment.get_state()["cells"]) == 2  # not an old answer
+    environment.close()
+
+
+class WithAnEngine(Faulty):
+    """Like VizDoom, it starts a process of its own, which inherits what it is given and outlives its parent."""
+
+    def __init__(self, pid_file: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.pid_file = pid_file
+
+    def step(self, action: Any) -> Any:
+        if not Path(self.pid_file).exists():
+            engine = subprocess.Popen(["sleep", "60"], close_fds=False)
+            Path(self.pid_file).write_text(str(engine.pid))
+        return super().step(action)
+
+
+def test_the_death_of_a_worker_is_noticed_at_once_and_takes_its_own_processes_along(tmp_path: Path) -> None:
+    gym.registry.pop("faults_test/Engine-v0", None)
+    gym.register("faults_test/Engine-v0", entry_point="tests.environments.test_faults:WithAnEngine")
+    pid_file = tmp_path / "engine"
+    environment = make_environment(
+        id="faults_test/Engine-v0",
+        kwargs={"pid_file": str(pid_file), "exit_at": 3},
+        vectorization="async",
+        prefetch_resets=False,
+        worker_timeout_s=50.0,
+    )
+    begin = time.monotonic()
+    play(environment, steps=4, seed=0)
+    assert time.monotonic() - begin < 40
+    assert "died with exit code" in environment.drain_events()[0]
+    engine = int(pid_file.read_text())
+    assert not psutil.pid_exists(engine) or psutil.Process(engine).status() == psutil.STATUS_ZOMBIE
     environment.close()

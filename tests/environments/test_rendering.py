@@ -6,6 +6,7 @@ import importlib.metadata
 import itertools
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,20 @@ def test_small_images_are_drawn_by_one_thread_unless_the_user_says_otherwise(
         monkeypatch.setenv("LP_NUM_THREADS", mine)
     rendering.prepare_headless(uses_mujoco=False)
     assert rendering.os.environ["LP_NUM_THREADS"] == (mine or "0")
+
+
+@pytest.mark.slow
+def test_torch_can_import_triton_after_mujoco_has_loaded_mesa() -> None:
+    """Two LLVMs in one process: in the other order it ends with a segmentation fault."""
+    pytest.importorskip("dm_control")
+    pytest.importorskip("triton")
+    script = """
+        from rl_lab.environments import make_environment
+        make_environment(id="dmc/cartpole_balance", vectorization="sync").reset()
+        import torch._dynamo
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0
 
 
 def test_environments_that_draw_nothing_in_3d_probe_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,8 +83,8 @@ class MemoryMaze(gym.Env):
         return self._look(time_step), float(time_step.reward or 0.0), False, bool(time_step.last()), {}
 
     def _look(self, time_step: Any) -> np.ndarray:
-        self._image = np.array(time_step.observation, np.uint8)
-        return self._image.copy()
+        self._image = time_step.observation  # a new array at every step
+        return self._image
 
     def render(self) -> np.ndarray:  # type: ignore[override]
         return self._image

@@ -1,10 +1,12 @@
 """What every suite must do, one case each: rows as promised, the same from the same seed, the same in worker processes,
-exact continuation from a checkpoint, and a picture."""
+exact continuation from a checkpoint, a picture, and processes that break."""
 
 from __future__ import annotations
 
 import importlib.util
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from rl_lab.utils import tree
 
 from ..helpers import as_tree, play, random_actions
 from ..test_snapshot import continues_identically
+from . import faults_in_turn
 
 prepare_headless()
 
@@ -132,3 +135,35 @@ def test_there_is_something_to_see(case: Case) -> None:
     environment.close()
     assert frame is not None and frame.dtype == np.uint8, events
     assert frame.std() > 1, "the frame is blank"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", marked(CASES))
+def test_a_worker_that_dies_hangs_or_leaks_is_noticed_replaced_and_counted(case: Case, tmp_path: Path) -> None:
+    """exit, kill -9 and a hang end the episode without a terminal; a leak ends nothing."""
+    wrappers = [*case.settings.get("wrappers", []), {"id": "test_faults_in_turn", "folder": str(tmp_path)}]
+    limits = {"worker_timeout_s": 30.0, "worker_growth_mib": 0.5 * faults_in_turn.LEAK_MIB, "max_restarts": 3}
+    changes = {"vectorization": "async", "prefetch_resets": False, "wrappers": wrappers}
+    environment = make(case, **changes, **limits)
+    play(environment, steps=3, seed=0)
+    reasons = {"exit": "exit code 3", "kill": "exit code -9", "hang": "did not answer for 30 s", "leak": "grew by"}
+    for count, (fault, reason) in enumerate(reasons.items(), start=1):
+        (tmp_path / fault).touch()
+        row, events = step_until_an_event(environment)
+        assert reason in events[0] and f"(restart {count})" in events[0]
+        assert (row.is_last[0], row.is_terminal[0]) == (fault != "leak", False)
+        if fault != "leak":
+            assert step_until_an_event(environment, limit=1)[0].is_first[0]
+            environment.step(np.zeros((1, *environment.spec.action.shape), environment.spec.action.dtype))
+    environment.close()
+
+
+def step_until_an_event(environment: Any, limit: int = 100) -> tuple[EnvRows, list[str]]:
+    action = np.zeros((1, *environment.spec.action.shape), environment.spec.action.dtype)
+    for _ in range(limit):
+        row, events = environment.step(action), environment.drain_events()
+        if events:
+            break
+        time.sleep(0.02)  # memory is looked at now and then
+    return row, events

@@ -27,6 +27,7 @@ from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, checked_fraction, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
+from rl_lab.workflows.latent_planning import plan_before
 from rl_lab.workflows.latent_states import BEFORE, SEEN, LatentStateWorkflow, Network, marked, those_marked
 
 TERMS = {  # which optimiser each loss is for, where they are not all one
@@ -153,7 +154,7 @@ class Dreamer(LatentStateWorkflow):
             is_greedy = mode == "eval" and not self.sample_in_evaluations
             state = self.observe(observation, rows["is_first"], before, deterministic=is_greedy)
             if self.planner is not None:
-                plan = self.search(state | self.plan_before(before, rows["is_first"]), mode=mode)
+                plan = self.search(state | plan_before(before, rows["is_first"]), mode=mode)
                 return {**state, "plan": plan.mean, "action": self.explore(plan.action, mode=mode)}
             policy = self.actor(self.dynamics.features(state), observation.get("action_mask"))
             action = policy.mode() if is_greedy else policy.sample()

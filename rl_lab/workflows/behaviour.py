@@ -9,10 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rl_lab.components.world_model.rssm import Decisions, MaskedDecisions
 from rl_lab.training.target_network import TargetNetwork
-from rl_lab.types import Batch, ConfigError, EnvSpec
-from rl_lab.workflows.latent_states import Dynamics, Network
+from rl_lab.types import ConfigError, EnvSpec
+from rl_lab.workflows.latent_states import Network
 
 
 class Actor(Protocol):
@@ -32,18 +31,6 @@ class Behaviour:
     reward: Callable[[Tensor, Tensor], Tensor]  # features [N, H+1, F] and actions [N, H, ...] to rewards [N, H+1]
     reward_part: Any  # what `reward` asks; gradients may pass through it, not into it
     name: str = ""
-
-
-def unroll(
-    dynamics: Dynamics, actor: Actor, start: Batch, horizon: int, mask_head: Network | None
-) -> tuple[Batch, Batch]:
-    """An actor in the model from states `[N, ...]`: states `[N, H+1, ...]`, and `action` `[N, H, ...]`, where actions
-    may be forbidden together with the `action_mask` that the head expects."""
-    some_part = next(iter(start.values()))
-    noise = actor.noise(horizon, len(some_part), device=some_part.device)
-    policy = Decisions(actor, noise) if mask_head is None else MaskedDecisions(actor, noise, mask_head)
-    states, action = dynamics.imagine(start, policy, horizon)
-    return states, {"action": action, **policy.obeyed()}
 
 
 def checked_policy_gradient(policy_gradient: str, spec: EnvSpec, optimizers: Collection[str]) -> str:

@@ -9,7 +9,6 @@ One update, V3:
     dreams  = policy and prior, H steps from every state
     returns = lambda-returns of the dreams       L_value = cross-entropy to them, in dreams and on the rows
                                                  L_policy = -log pi * (return - value) / scale - entropy
-
 With `exploration=plan2explore` a second actor and critic learn so of another reward (exploration.py).
 """
 
@@ -23,14 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.components.returns.returns import lambda_return
-from rl_lab.components.world_model.rssm import world_model_loss
+from rl_lab.components.world_model.rssm import unroll, world_model_loss
 from rl_lab.training.schedules import Schedule
 from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, checked_fraction, checked_scales, named
-from rl_lab.workflows.behaviour import Actor, Behaviour, checked_policy_gradient, unroll
+from rl_lab.workflows.behaviour import Actor, Behaviour, checked_policy_gradient
 from rl_lab.workflows.context import WorkflowContext
 from rl_lab.workflows.exploration import EXPLORATION, Plan2Explore, explorer_of, mixed
+from rl_lab.workflows.latent_planning import plan_before
 from rl_lab.workflows.latent_states import BEFORE, SEEN, LatentStateWorkflow, Network, marked, those_marked
 
 TERMS = {  # which optimiser each loss is for, where they are not all one
@@ -144,7 +144,7 @@ class Dreamer(LatentStateWorkflow):
                 policy = self.actor(*seen)
                 action = policy.mode() if is_greedy else policy.sample()
             else:
-                plan = self.search(state | self.plan_before(before, rows["is_first"]), mode=mode)
+                plan = self.search(state | plan_before(before, rows["is_first"]), mode=mode)
                 action, planned = plan.action, {"plan": plan.mean}
             if mode == "train" and self.explorer_fraction:
                 action = mixed(self.explorer(*seen).sample(), action, self.explorer_fraction)

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from rl_lab.components.planners.plan import Plan, Search
+from rl_lab.components.planners.plan import Plan
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, WorldModelWorkflow, named
 from rl_lab.workflows.context import Policy, WorkflowContext
+from rl_lab.workflows.latent_planning import Planner, search_plans
 
 SEEN, BEFORE = "seen ", "before "  # mark, in one dictionary, what a row shows and the state that it follows
-PLAN = "previous plan"  # beside a state, where a search goes on from
 
 
 class Network(Protocol):
@@ -49,11 +49,6 @@ class Dynamics(Protocol):
 class Decoder(Protocol):
     loss: Callable[[Tensor, Batch], Tensor]
     reconstruct: Callable[[Tensor], Batch]
-
-
-class Planner(Protocol):
-    horizon: int
-    plan: Callable[[Search], Plan]
 
 
 class LatentStateWorkflow(WorldModelWorkflow):
@@ -114,29 +109,11 @@ class LatentStateWorkflow(WorldModelWorkflow):
         after, _ = self.dynamics.observe(embedding, before["action"], before, is_first, deterministic=deterministic)
         return after
 
-    # --- planning: a planner knows how plans are scored, and nothing of the state they begin in ---
-
-    def plan_before(self, before: Batch, is_first: Tensor) -> Batch:
-        """The plan `[N, H, A]` of one agent step ago, zeros where an episode begins; none in older checkpoints."""
-        return {PLAN: before["plan"].masked_fill(is_first[:, None, None], 0.0)} if "plan" in before else {}
+    # --- planning, if something does ---
 
     def search(self, batch: Batch, *, mode: Mode) -> Plan:
         """Plans from states `[N, ...]` and, if it is among them, the plan before."""
-        assert self.planner is not None
-        state = {key: value for key, value in batch.items() if key != PLAN}
-        some_part = next(iter(state.values()))
-        (size,) = self.context.spec.action.shape
-
-        def score(plans: Tensor) -> Tensor:
-            starts = {key: value.repeat_interleave(plans.shape[1], dim=0) for key, value in state.items()}
-            steps = plans.flatten(0, 1).unbind(dim=1)
-            states, _ = self.dynamics.imagine(starts, lambda seen, step: steps[step], len(steps))
-            features = self.dynamics.features({key: value[:, 1:] for key, value in states.items()})
-            return self.planned_return(features).view(plans.shape[:2])
-
-        explores = mode == "train" and not self.exploration_noise  # where a workflow adds noise of its own, no more
-        numbers = len(some_part), size, some_part.device
-        return self.planner.plan(Search(score, *numbers, previous=batch.get(PLAN), explore=explores))
+        return search_plans(self, batch, mode=mode)
 
     def planned_return(self, features: Tensor) -> Tensor:
         """The returns `[N*C]` of plans that lead through features `[N*C, H, F]`: the sum of their rewards."""

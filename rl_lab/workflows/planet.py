@@ -21,7 +21,8 @@ from rl_lab.training.schedules import Schedule
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
-from rl_lab.workflows.latent_states import LatentStateWorkflow, Planner
+from rl_lab.workflows.latent_planning import Planner, plan_before
+from rl_lab.workflows.latent_states import LatentStateWorkflow
 
 TERMS = ("reconstruction", "reward", "dynamics", "representation")
 
@@ -64,7 +65,7 @@ class PlaNet(LatentStateWorkflow):
         before = self.blank_state(time_step) if state is None else state
         with self.context.runtime.autocast():
             state = self.observe(time_step.observation, time_step.is_first, before, deterministic=mode == "eval")
-        plan = self.plan(state | self.plan_before(before, time_step.is_first), {}, mode=mode)
+        plan = self.plan(state | plan_before(before, time_step.is_first), {}, mode=mode)
         return self.answer(self.explore(plan["action"], mode=mode), state | {"plan": plan["plan"]}, mode=mode)
 
     def plan(self, batch: Batch, numbers: Batch, *, mode: Mode = "eval") -> Batch:

@@ -53,7 +53,7 @@ class Memory(Protocol):
     features: Callable[[Batch], Tensor]
     controller_inputs: Callable[[Tensor], Tensor]
     reward: Callable[[Tensor], Any]
-    goes_on: Callable[[Tensor], Any]
+    continue_probability: Callable[[Tensor], Any]
 
 
 class Controller(Protocol):
@@ -128,7 +128,7 @@ class WorldModels(WorldModelWorkflow):
         context.components.add("dream_starts", self.dream_starts.to(context.runtime.device))
         self.next_rollout = torch.zeros((), dtype=torch.int64, device=context.runtime.device)
         self.encoder, self.dynamics, self.decoder = self.vae, self.memory, self.vae  # as films name them
-        self.reward_head, self.continue_head = self.memory.reward, self.memory.goes_on
+        self.reward_head, self.continue_head = self.memory.reward, self.memory.continue_probability
 
     def check_phase(self, phase: Phase) -> None:
         super().check_phase(phase)
@@ -293,7 +293,7 @@ class WorldModels(WorldModelWorkflow):
                 features = self.memory.features(state)
                 earned = earned + self.memory.reward(features).mean() * is_alive
                 length = length + is_alive
-                is_alive = is_alive & (self.memory.goes_on(features).mean() >= 0.5)
+                is_alive = is_alive & (self.memory.continue_probability(features).mean() >= 0.5)
         return {**state, "is_alive": is_alive, "episode_return": earned, "length": length}
 
     # --- dreaming, for people ---

@@ -145,11 +145,11 @@ def test_a_dream_counts_rewards_until_its_end() -> None:
     def reward(features: torch.Tensor) -> Any:
         return SimpleNamespace(mean=lambda: 10.0 ** features[..., 0])  # 10, 100, 1000, ... from latent 0 on
 
-    def goes_on(features: torch.Tensor) -> Any:
+    def continue_probability(features: torch.Tensor) -> Any:
         over = torch.tensor(ends)[(features[..., 0] - 1.0).long().clamp(max=3)]
         return SimpleNamespace(mean=lambda: 1.0 - over.float())
 
-    replaced = {"dream_step": dream_step, "reward": reward, "goes_on": goes_on}
+    replaced = {"dream_step": dream_step, "reward": reward, "continue_probability": continue_probability}
     workflow.memory = SimpleNamespace(**{name: getattr(memory, name) for name in ("initial_state", "features")})
     vars(workflow.memory).update(replaced, controller_inputs=memory.controller_inputs)  # type: ignore[attr-defined]
     workflow.dream_starts.draw = lambda count: torch.zeros(count, 4)  # type: ignore[method-assign]

@@ -178,7 +178,7 @@ class MDNRNN(nn.Module):
     def reward(self, features: Tensor) -> Number:
         return Number(self.outcome(self._hidden(features))[0])
 
-    def goes_on(self, features: Tensor) -> Number:
+    def continue_probability(self, features: Tensor) -> Number:
         return Number(torch.sigmoid(-self.outcome(self._hidden(features))[1]))
 
     def _hidden(self, features: Tensor) -> Tensor:

@@ -71,6 +71,16 @@ class MaskedDecisions(Decisions):
         return {"action_mask": torch.stack(self.masks, dim=1)}
 
 
+def unroll(dynamics: Any, actor: Any, start: Batch, horizon: int, mask_head: Any | None) -> tuple[Batch, Batch]:
+    """An actor in a model from states `[N, ...]` on: states `[N, H+1, ...]`, and `action` `[N, H, ...]`, where some are
+    forbidden together with the `action_mask` that the head expects."""
+    some_part = next(iter(start.values()))
+    noise = actor.noise(horizon, len(some_part), device=some_part.device)
+    policy = Decisions(actor, noise) if mask_head is None else MaskedDecisions(actor, noise, mask_head)
+    states, action = dynamics.imagine(start, policy, horizon)
+    return states, {"action": action, **policy.obeyed()}
+
+
 class Latent(Protocol):
     size: int
     parameter_size: int

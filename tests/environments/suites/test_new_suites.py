@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,11 @@ def test_mujoco_pictures_are_each_environments_own() -> None:
     assert images.std() > 5 and (images[0] != images[1]).any()
     np.testing.assert_array_equal(images[0], alone[0])
     one.close(), two.close()
+
+
+def test_an_emulator_that_is_alone_in_its_process_can_be_checked() -> None:
+    """The checker plays two environments side by side, which a second emulator would refuse."""
+    pytest.importorskip("stable_retro")
+    script = "from rl_lab import api; print([each.level for each in api.check_environment('rl_lab/Retro-v0')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "error" not in done.stdout, done.stderr

@@ -116,7 +116,7 @@ def test_bash_completes_settings_values_groups_and_environments(rl: Any, tmp_pat
         "Acrobot-v1",
         "ppo_acrobot",
         "Acrobot-v1",
-        "dqn dreamer dreamer_v2 dreamer_v3_2023",
+        "diffusion_policy dqn dreamer dreamer_v2 dreamer_v3_2023",
         "training.phases.train.duration_steps=",
     ]
 

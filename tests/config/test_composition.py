@@ -185,7 +185,7 @@ REFUSED: list[tuple[str, str]] = [
     ),
     ("algoritm=ppo", "algoritm is not a setting. Did you mean 'algorithm'?"),
     ("pre=debug", "pre is not a setting."),
-    ("algorithm=null", "algorithm=null: write one of bandit, dqn, dreamer,"),
+    ("algorithm=null", "algorithm=null: write one of bandit, bc, diffusion_policy, dqn, dreamer,"),
     ("memory=[gru]", "memory=[gru]: write one of gru, lstm, none."),
     ("size=12", "size=12: there is no such choice. Did you mean '12m'?"),
     ("memory=1.5", "memory=1.5: there is no such choice. Choices: gru, lstm, none."),

@@ -213,7 +213,11 @@ REFUSED = [
     ),
     ("cartpole", [], "There is no experiment 'cartpole'. Those of that name: ppo_cartpole, dqn_cartpole, "),
     ("PPO", [], "There is no experiment 'PPO'. Did you mean 'ppo'?"),
-    ("CartPole-v1", [], "An environment needs an algorithm: CartPole-v1:ppo, or one of bandit, dqn"),
+    (
+        "CartPole-v1",
+        [],
+        "An environment needs an algorithm: CartPole-v1:ppo, or one of bandit, bc, diffusion_policy, dqn",
+    ),
     ("CartPole-v1:PPO", [], "Did you mean 'ppo'? Algorithms:"),
     ("ppo:CartPole-v1", [], "Did you mean 'CartPole-v1:ppo'?"),
 ]

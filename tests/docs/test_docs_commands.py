@@ -14,8 +14,11 @@ from rl_lab.config import compose as composition
 from rl_lab.config.explain import explain
 
 COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
-EXAMPLE_CONFIGS = ROOT / "examples" / "my_algorithm" / "configs"
-EXAMPLES = re.compile("actor_critic|soft_q|gail")
+EXAMPLES = {
+    "actor_critic": "my_algorithm",
+    "soft_q": "my_algorithm",
+    ":gail": "gail",
+}  # folders of examples/ to type them in
 SETTING = re.compile(r"(?!overrides)[a-z_]+(\.\w+)*=\S+")
 INVENTED = re.compile(r"my_|key=value|word=value|KEY|NAME|DIR\b|ENV:|RUN(_ID)?/")  # what the reader is to fill in
 
@@ -47,7 +50,7 @@ def test_every_training_on_a_page_composes(line: str) -> None:
     experiment, overrides = one_name(arguments.words, "experiment")
     if arguments.env or arguments.algorithm:
         experiment = f"{arguments.env or 'CartPole-v1'}:{arguments.algorithm or 'ppo'}"
-    own = EXAMPLE_CONFIGS if EXAMPLES.search(line) else None
+    own = next((ROOT / "examples" / folder / "configs" for word, folder in EXAMPLES.items() if word in line), None)
     for chosen in composition.split_sweep(overrides):
         assert composition.compose(experiment, chosen, config_dir=own)["training"]["phases"]
 

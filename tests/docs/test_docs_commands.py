@@ -23,6 +23,10 @@ SETTING = re.compile(r"(?!overrides)[a-z_]+(\.\w+)*=\S+")
 INVENTED = re.compile(r"my_|key=value|word=value|KEY|NAME|DIR\b|ENV:|RUN(_ID)?/")  # what the reader is to fill in
 
 
+def example_configs(line: str) -> Path | None:
+    return next((ROOT / "examples" / folder / "configs" for word, folder in EXAMPLES.items() if word in line), None)
+
+
 def identify(command: tuple[Path, list[str]]) -> str:
     return f"{name_of(command[0])}: {' '.join(command[1])}"
 
@@ -50,7 +54,7 @@ def test_every_training_on_a_page_composes(line: str) -> None:
     experiment, overrides = one_name(arguments.words, "experiment")
     if arguments.env or arguments.algorithm:
         experiment = f"{arguments.env or 'CartPole-v1'}:{arguments.algorithm or 'ppo'}"
-    own = next((ROOT / "examples" / folder / "configs" for word, folder in EXAMPLES.items() if word in line), None)
+    own = example_configs(line)
     for chosen in composition.split_sweep(overrides):
         assert composition.compose(experiment, chosen, config_dir=own)["training"]["phases"]
 
@@ -71,7 +75,7 @@ def test_every_explained_key_has_an_explanation() -> None:
     ]
     assert keys
     for words in keys:
-        own = EXAMPLE_CONFIGS if EXAMPLES.search(" ".join(words)) else None
+        own = example_configs(" ".join(words))
         experiment = [word for word in words[3:4] if "=" not in word]
         overrides = [word for word in words[3:] if "=" in word]
         found = explain(words[2], *experiment or [None], overrides, config_dir=own)

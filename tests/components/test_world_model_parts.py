@@ -371,6 +371,19 @@ def test_the_scale_is_the_running_range_of_returns_and_never_below_one() -> None
     assert float(scale.scale()) == 1.0
 
 
+def test_a_scale_that_does_not_start_at_zero_is_the_first_range_from_the_first_update_on() -> None:
+    scale = PercentileScale(smallest_scale=1e-6, starts_at_zero=False)
+    numbers = torch.arange(101.0) * 2e-4  # 5th percentile 0.001, 95th 0.019
+    scale.update(torch.zeros(5))  # nothing to tell apart: still none seen
+    scale.update(numbers)
+    assert float(scale.scale()) == pytest.approx(0.018)
+    scale.update(numbers * 2.0)
+    assert float(scale.scale()) == pytest.approx(0.99 * 0.018 + 0.01 * 0.036)
+    still = PercentileScale(decay=1.0, smallest_scale=1e-6, starts_at_zero=False)
+    still.update(numbers)
+    assert float(still.scale()) == pytest.approx(1e-6)
+
+
 def test_impossible_percentiles_are_refused() -> None:
     with pytest.raises(ConfigError, match="return scale: percentiles are 95 and 5, decay is 0.99 and smallest_scale"):
         PercentileScale(low_percentile=95, high_percentile=5)

@@ -162,7 +162,12 @@ def test_the_average_acts_and_not_the_newest_weights() -> None:
 
 
 def test_dropout_is_off_where_it_acts() -> None:
-    dropping = ("denoiser=transformer", "controllers.denoiser.dropout=0.5", *TRANSFORMER)
+    dropping = (
+        "components.encoder.hidden_sizes=[]",
+        "denoiser=transformer",
+        "controllers.denoiser.dropout=0.5",
+        *TRANSFORMER,
+    )
     config = compose("rl_lab/Detour-v0:diffusion_policy", [*dropping, *TINY_DIFFUSION[:2], *TINY_DIFFUSION[6:]])
     agent = build_agent(config, EnvSpec("none", VECTOR, ACTION), runtime=build_runtime(config))
     inputs = (torch.randn(2, 8, 2), torch.tensor([1, 2]), torch.randn(2, 2, 3))

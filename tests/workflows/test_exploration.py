@@ -212,6 +212,16 @@ def test_a_dreams_reward_arrives_one_step_after_the_action_that_earned_it() -> N
     torch.testing.assert_close(reward[:, 1:], expected / 1e-6)
 
 
+def test_the_first_dreams_rewards_are_already_in_ranges_of_disagreement() -> None:
+    workflow, agent = make()
+    assert workflow.plan2explore is not None
+    features, action = torch.randn(6, 9, 32), torch.randint(0, 3, (6, 8))
+    reward = workflow.plan2explore.reward(features, action)[:, 1:]
+    found = agent.components["disagreement"](features[:, :-1], workflow.dynamics.encode_action(action))
+    low, high = (torch.quantile(found, fraction) for fraction in (0.05, 0.95))
+    torch.testing.assert_close(reward, found / (high - low))
+
+
 # --- who learns from what -----------------------------------------------------------------------
 
 

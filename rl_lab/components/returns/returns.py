@@ -108,6 +108,8 @@ class PercentileScale(nn.Module):
     imagined returns, averaged over updates with decay 0.99, but never by less than 1: one entropy scale fits all.
 
     decay 1 never moves: everything is divided by `smallest_scale`.
+    starts_at_zero: the average begins with 0, which suits returns, whose range below 1 does not matter; if not, with
+    the first percentiles, so that the first range is that of what was seen.
     """
 
     low: Tensor
@@ -120,6 +122,7 @@ class PercentileScale(nn.Module):
         high_percentile: float = 95.0,
         decay: float = 0.99,
         smallest_scale: float = 1.0,
+        starts_at_zero: bool = True,
     ) -> None:
         super().__init__()
         if not 0.0 <= low_percentile < high_percentile <= 100.0 or not 0.0 <= decay <= 1.0 or smallest_scale <= 0.0:
@@ -130,7 +133,7 @@ class PercentileScale(nn.Module):
             )
         self.percentiles = (low_percentile, high_percentile)
         self.decay = decay
-        self.smallest_scale = smallest_scale
+        self.smallest_scale, self.starts_at_zero = smallest_scale, starts_at_zero
         self.register_buffer("low", torch.zeros(()))
         self.register_buffer("high", torch.zeros(()))
 
@@ -138,8 +141,11 @@ class PercentileScale(nn.Module):
     def update(self, returns: Tensor) -> None:
         """Move towards the percentiles of these returns, of any shape."""
         ordered = returns.detach().float().flatten().sort().values
+        rate = torch.full_like(self.low, 1.0 - self.decay)
+        if not self.starts_at_zero and self.decay < 1.0:
+            rate = torch.where((self.low == 0.0) & (self.high == 0.0), 1.0, rate)  # nothing was seen yet
         for running, percent in zip((self.low, self.high), self.percentiles, strict=True):
-            running.lerp_(percentile(ordered, percent), 1.0 - self.decay)
+            running.lerp_(percentile(ordered, percent), rate)
 
     def scale(self) -> Tensor:
         """What to divide by: a number of at least `smallest_scale`."""

@@ -78,7 +78,14 @@ class Alert:
     def sentence(self) -> str:
         value = "not finite" if self.value is None else f"{self.value:.4g}"
         said = f", {self.condition}" if self.condition else ""
-        return f"{self.metric} is {value} at {self.agent_steps:,} agent steps{said}. {self.tip}"
+        return f"{self.metric} is {value} {self.when}{said}. {self.tip}"
+
+    @property
+    def when(self) -> str:
+        """By updates in a run that takes no steps, as one that learns from a dataset alone."""
+        if self.agent_steps:
+            return f"at {self.agent_steps:,} agent steps"
+        return f"after {self.updates:,} updates"
 
 
 class Monitor:
@@ -104,6 +111,7 @@ class Monitor:
         self._keep = keep
         self._watches: dict[tuple[str, str], _Watch] = {}
         self._matches: dict[tuple[str, ...], list[_Watch]] = {}  # keys of a row -> what looks at it
+        self._agent_steps = -1  # of the newest row
 
     def check(self, row: Numbers) -> list[Alert]:
         """The alerts that this row raises."""
@@ -113,7 +121,11 @@ class Monitor:
             watches = self._matches[keys] = list(self._watches_of(keys))
         found: dict[str, Alert] = {}
         said = {alert.rule for alert in self.alerts}
+        is_collecting = row["agent_steps"] > self._agent_steps
+        self._agent_steps = int(row["agent_steps"])
         for watch in watches:
+            if not is_collecting and watch.key.startswith("collect/"):
+                continue  # an offline phase repeats what was collected before it
             if watch.name not in said and watch.holds(row) and watch.name not in found:
                 found[watch.name] = watch.alert(row)
         if found:
@@ -129,11 +141,13 @@ class Monitor:
 
     def get_state(self) -> StateTree:
         numbers = {f"{name} {key}": watch.numbers() for (name, key), watch in self._watches.items()}
-        return {"alerts": [asdict(alert) for alert in self.alerts], "watches": pack_series(numbers)}
+        alerts = [asdict(alert) for alert in self.alerts]
+        return {"alerts": alerts, "watches": pack_series(numbers), "agent_steps": self._agent_steps}
 
     def set_state(self, state: StateTree) -> None:
         self.restart()
         self.alerts = [Alert(**alert) for alert in state["alerts"]]
+        self._agent_steps = state.get("agent_steps", -1)  # checkpoints of earlier versions lack it
         for words, numbers in unpack_series(state["watches"]).items():
             name, _, key = words.partition(" ")
             if name in self.rules:  # rules may have changed since
@@ -142,7 +156,7 @@ class Monitor:
 
     def restart(self) -> None:
         """The run begins anew."""
-        self.alerts, self._watches, self._matches = [], {}, {}
+        self.alerts, self._watches, self._matches, self._agent_steps = [], {}, {}, -1
         self._keep([])
 
 

@@ -17,18 +17,31 @@ def plain_line(view: RunView) -> str:
     """Progress, speed, return, length, the algorithm's own metrics and the time left; what does not fit is left out."""
     phase = [cut(view.phase_name, 10).ljust(10)] if view.phase_count > 1 else []
     done = f"{view.run_fraction:.1%}" if view.run_fraction < 1.0 else "100%"
-    begin = [f"{done:>5}", *phase, f"{view.counts.agent_steps:>9,} steps"]
-    begin.append(f"{format_number(view.agent_steps_per_second):>6}/s")
+    begin = [f"{done:>5}", *phase, *_pace(view)]
     end = f"ETA {format_duration(view.eta_s):>5}"
     space = WIDEST - sum(len(text) + GAP for text in begin) - len(end)
     shown: list[str] = []
     evaluation = (EVALUATION_RETURN,) if EVALUATION_RETURN in view.latest else ()
-    for name in dict.fromkeys((TRAINING_RETURN, *evaluation, *view.highlight, EPISODE_LENGTH)):
+    own = sorted(view.highlight, key=lambda name: name not in view.latest)  # a later phase's come last
+    names = (*evaluation, *own) if _learns_alone(view) else (TRAINING_RETURN, *evaluation, *own, EPISODE_LENGTH)
+    for name in dict.fromkeys(names):
         column = f"{SHORT.get(name) or label_of(name)} {pad(_short(view, name), VALUE, right=True)}"
         if len(column) + GAP <= space:
             shown.append(column)
             space -= len(column) + GAP
     return (" " * GAP).join([*begin, *shown, end])
+
+
+def _learns_alone(view: RunView) -> bool:
+    """From a dataset: updates, and no step so far."""
+    return view.counts.agent_steps == 0 and view.counts.updates > 0
+
+
+def _pace(view: RunView) -> list[str]:
+    if _learns_alone(view):
+        speed = view.pace.updates_per_second or view.latest.get("time/updates_per_second")
+        return [f"{view.counts.updates:>9,} updates", f"{format_number(speed, 3):>6}/s"]
+    return [f"{view.counts.agent_steps:>9,} steps", f"{format_number(view.agent_steps_per_second):>6}/s"]
 
 
 def _short(view: RunView, name: str) -> str:

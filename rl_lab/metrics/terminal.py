@@ -191,7 +191,10 @@ class LiveDisplay(Writer):
         """
         self.close()
         then = f", then {seconds_after:,.1f} s for video and report" if seconds_after >= 0.1 else ""
-        known = {"agent steps": f"{agent_steps:,}", "time": f"{format_duration(seconds)} ({seconds:,.1f} s){then}"}
+        updates = self.view.counts.updates
+        done = {"updates": updates} if updates and not agent_steps else {"agent steps": agent_steps}
+        known = {label: f"{count:,}" for label, count in done.items()}
+        known["time"] = f"{format_duration(seconds)} ({seconds:,.1f} s){then}"
         if score is not None:
             best = self.view.best_evaluation
             known["evaluation score"] = f"{score:,.2f}" + (f" (best {best:,.2f})" if best and best > score else "")

@@ -20,7 +20,8 @@ _BLUE, _ORANGE, _GREY = "#2f6db5", "#d9702c", "#5c6670"
 
 
 def write_curve(path: Path, rows: list[dict[str, Any]], *, title: str) -> bool:
-    """Draw training and evaluation return over agent steps; False, and no file, where there is nothing to draw."""
+    """Draw training and evaluation return over agent steps, or over updates in a run that takes no steps; False, and
+    no file, where there is nothing to draw."""
     figure = make_figure("The learning curve", 960, 540, dpi=120)
     if not draw_curve(figure.add_subplot(), rows, title=title):
         return False
@@ -34,9 +35,10 @@ def draw_curve(axes: Any, rows: list[dict[str, Any]], *, title: str) -> bool:
     training, evaluation = series(rows, TRAINING_RETURN), series(rows, EVALUATION_RETURN)
     if not training and not evaluation:
         return False
-    _draw(axes, training, evaluation)
-    last = rows[-1]
-    axes.set_xlabel(f"agent steps   ({last['agent_steps']:,} agent steps = {last.get('env_frames', 0):,} env frames)")
+    counter, last = _counter(rows), rows[-1]
+    _draw(axes, training, evaluation, counter)
+    frames = f"{last['agent_steps']:,} agent steps = {last.get('env_frames', 0):,} env frames"
+    axes.set_xlabel(f"agent steps   ({frames})" if counter == "agent_steps" else "updates")
     axes.set_ylabel("episode return")
     axes.set_title(textwrap.fill(title, TITLE_LETTERS), loc="left", fontweight="bold")
     tidy(axes)
@@ -44,21 +46,29 @@ def draw_curve(axes: Any, rows: list[dict[str, Any]], *, title: str) -> bool:
 
 
 def draw_metric(axes: Any, rows: list[dict[str, Any]], name: str) -> bool:
-    """One metric over agent steps; False where no row has it."""
-    found = series([row for row in rows if "agent_steps" in row], name)
+    """One metric over agent steps, or updates where there are none; False where no row has it."""
+    rows = [row for row in rows if "agent_steps" in row]
+    found = series(rows, name)
     if found:
-        axes.plot(*_points(found), linewidth=1.8, label=name)
-        axes.set_xlabel("agent steps")
+        counter = _counter(rows)
+        axes.plot(*_points(found, counter), linewidth=1.8, label=name)
+        axes.set_xlabel(counter.replace("_", " "))
         tidy(axes)
     return bool(found)
 
 
-def _draw(axes: Any, training: Series, evaluation: Series) -> None:
+def _counter(rows: list[dict[str, Any]]) -> str:
+    """What a curve is drawn over: a run that learns from a dataset alone has updates only."""
+    has_steps = any(row["agent_steps"] for row in rows)
+    return "agent_steps" if has_steps or not rows[-1].get("updates") else "updates"
+
+
+def _draw(axes: Any, training: Series, evaluation: Series, counter: str) -> None:
     if training:
-        steps, returns = _points(training)
+        steps, returns = _points(training, counter)
         axes.plot(steps, returns, color=_BLUE, linewidth=1.8, label="training (mean of recent episodes)")
     if evaluation:
-        steps, returns = _points(evaluation)
+        steps, returns = _points(evaluation, counter)
         spread = np.asarray([row.get(EVALUATION_SPREAD) or 0.0 for row, _ in evaluation], dtype=float)
         axes.fill_between(steps, returns - spread, returns + spread, color=_ORANGE, alpha=0.15, linewidth=0)
         axes.plot(steps, returns, color=_ORANGE, linewidth=1.4, marker="o", markersize=5, label="evaluation (± std)")
@@ -75,9 +85,9 @@ def _draw(axes: Any, training: Series, evaluation: Series) -> None:
             )
 
 
-def _points(values: Series) -> np.ndarray:
-    """Agent steps and values, `[2, rows]`."""
-    return np.asarray([(row["agent_steps"], value) for row, value in values], dtype=float).T
+def _points(values: Series, counter: str) -> np.ndarray:
+    """The counter and the values, `[2, rows]`."""
+    return np.asarray([(row.get(counter, 0), value) for row, value in values], dtype=float).T
 
 
 def tidy(axes: Any) -> None:

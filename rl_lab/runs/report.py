@@ -111,8 +111,10 @@ def _alerts(run: RunDirectory) -> str:
 
 def alert_line(alert: dict[str, Any]) -> str:
     """`controller/approx_kl 0.31 at 20,480 agent steps (above 0.1): tip`."""
-    steps = alert.get("agent_steps")
+    steps, updates = alert.get("agent_steps"), alert.get("updates")
     where = f" at {steps:,} agent steps" if isinstance(steps, int) else ""
+    if steps == 0 and isinstance(updates, int):  # a run that learns from a dataset alone
+        where = f" after {updates:,} updates"
     condition = f" ({alert['condition']})" if alert.get("condition") else ""
     return f"{alert.get('metric')} {_number(alert.get('value'))}{where}{condition}: {alert.get('tip')}"
 

@@ -67,6 +67,14 @@ def test_a_preset_may_speak_of_one_algorithm_alone(experiment: str) -> None:
     assert explain("buffers.replay.batch_size", experiment, ["preset=debug"]).source.startswith("preset_for/debug_")
 
 
+@pytest.mark.parametrize("experiment", ["tdmpc", "tdmpc_pendulum", "tdmpc2", "tdmpc2_pendulum", "tdmpc2_tasks"])
+def test_the_three_cycles_of_a_debugged_prefill_hold_a_rollout(experiment: str) -> None:
+    config = compose(experiment, ["preset=debug"])
+    assert config["algorithm"]["horizon"] <= config["training"]["limit_cycles"]
+    plan = config["algorithm"].get("plan_horizon")
+    assert plan is None or plan <= config["algorithm"]["horizon"]
+
+
 def test_a_size_chosen_by_name_replaces_the_experiments_own_numbers() -> None:
     parts = compose("dreamer_v3_cartpole", ["size=12m", "components.dynamics.hidden=100"])["components"]
     assert parts["dynamics"]["deter"] == parts["decoder"]["deter"] == 2048

@@ -77,8 +77,8 @@ def metric_of(rule: Rule) -> str:
 
 
 def rows(name: str, rule: Rule, values: Sequence[float]) -> list[dict[str, float]]:
-    beside = {RETURNS: 100.0, "agent_steps": 5000, "updates": 2000, "train/phase_fraction": WHEN.get(name, 0.5)}
-    return [{**beside, metric_of(rule): value} for value in values]
+    beside = {RETURNS: 100.0, "updates": 2000, "train/phase_fraction": WHEN.get(name, 0.5)}
+    return [{**beside, "agent_steps": 5000 + place, metric_of(rule): value} for place, value in enumerate(values)]
 
 
 def alerts(name: str, rule: Rule, values: Sequence[float]) -> list[Alert]:
@@ -254,6 +254,22 @@ def test_a_resumed_monitor_goes_on_counting_rows() -> None:
     assert not first.check(row) and not first.check(row)
     second.set_state(first.get_state())
     assert [alert.rule for alert in second.check({**row, "loss/value": 11.0})] == ["a", "b"]
+
+
+def test_rows_of_an_offline_phase_say_nothing_about_what_was_collected_before_it() -> None:
+    rules = {"level": Rule(metric="collect/episode_return_mean", flat=0.01, over=2, tip="Explore.")}
+    row = {"collect/episode_return_mean": 14.0, "updates": 1}
+    first, second = Monitor(rules), Monitor(rules)
+    assert not any(first.check({**row, "agent_steps": 100}) for _ in range(10))
+    second.set_state(first.get_state())  # and not in the first row after a resume
+    assert not any(second.check({**row, "agent_steps": steps}) for steps in (100, 200))
+    assert [alert.rule for alert in second.check({**row, "agent_steps": 300})] == ["level"]
+
+
+def test_a_run_without_steps_says_after_how_many_updates() -> None:
+    monitor = Monitor({"high": Rule(metric="loss/cloning", above=1, tip="x")})
+    (alert,) = monitor.check({"loss/cloning": 2.0, "agent_steps": 0, "updates": 1200})
+    assert alert.sentence == "loss/cloning is 2 after 1,200 updates, above 1. x"
 
 
 # --- a run that stands still ---

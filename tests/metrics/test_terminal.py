@@ -225,6 +225,30 @@ def test_a_plain_line_never_ends_on_no_speed() -> None:
     assert "   321/s" in plain_line(view) and "eval    500" in plain_line(view)
 
 
+def test_a_plain_line_of_a_run_without_steps_counts_updates_and_leaves_the_return_out() -> None:
+    view = RunView(title="run", highlight=("loss/noise",))
+    view.take({**row(0, time__updates_per_second=12.5, time__eta_s=60.0), "updates": 1200, "loss/noise": 0.25})
+    assert " ".join(plain_line(view).split()) == "0.0% 1,200 updates 12.50/s noise loss 0.2500 ETA 1:00"
+
+
+def test_a_plain_line_shows_what_has_a_value_before_what_a_later_phase_brings() -> None:
+    view = RunView(title="run", highlight=("controller/generation", "loss/latent"))
+    view.take({**row(100, time__eta_s=60.0), "loss/latent": 1.5})
+    line = plain_line(view)
+    assert line.index("latent") < line.index("generation")
+    view.take({"controller/generation": 3.0})
+    line = plain_line(view)
+    assert line.index("generation") < line.index("latent")
+
+
+def test_the_summary_of_a_run_without_steps_counts_updates() -> None:
+    stream = StringIO()
+    display = LiveDisplay(title="run", mode="plain", stream=stream, clock=Clock())
+    display.write({**row(0), "updates": 1200})
+    display.summary(agent_steps=0, seconds=1.0)
+    assert "updates  1,200" in stream.getvalue() and "agent steps" not in stream.getvalue()
+
+
 def test_plain_messages_are_printed_at_once() -> None:
     stream = StringIO()
     display = LiveDisplay(title="run", mode="plain", stream=stream, clock=Clock())

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from rl_lab.runs.checkpoint import CheckpointStore
-from rl_lab.runs.curve import write_curve
+from rl_lab.runs.curve import draw_curve, draw_metric, write_curve
+from rl_lab.runs.figures import make_figure
 from rl_lab.runs.metrics_file import read_metrics, series
-from rl_lab.runs.report import write_report
+from rl_lab.runs.report import alert_line, write_report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import MissingExtraError
 
@@ -135,3 +136,26 @@ def test_without_matplotlib_the_report_says_what_to_install(make_run: MakeRun, m
     with pytest.raises(MissingExtraError, match=r"learning curve needs matplotlib: `pip install matplotlib`"):
         write_curve(run.curve_path, rows_of_a_run(), title="t")
     assert "needs matplotlib: `pip install matplotlib`" in write_report(run).read_text()
+
+
+def test_a_run_without_steps_has_its_curve_over_updates() -> None:
+    rows = [{"agent_steps": 0, "updates": updates, "eval/episode_return_mean": 0.5} for updates in (300, 600)]
+    for draw in (
+        lambda axes: draw_curve(axes, rows, title="t"),
+        lambda axes: draw_metric(axes, rows, "eval/episode_return_mean"),
+    ):
+        axes = make_figure("A curve", 320, 240, dpi=80).add_subplot()
+        assert draw(axes)
+        assert axes.get_xlabel() == "updates" and list(axes.lines[0].get_xdata()) == [300, 600]
+
+
+def test_an_alert_of_a_run_without_steps_says_after_how_many_updates() -> None:
+    alert = {
+        "metric": "loss/noise",
+        "value": 2.0,
+        "agent_steps": 0,
+        "updates": 1200,
+        "condition": "above 1",
+        "tip": "x",
+    }
+    assert alert_line(alert) == "loss/noise 2 after 1,200 updates (above 1): x"

@@ -130,7 +130,8 @@ def open_dataset(dataset: str, spec: EnvSpec) -> RowSource:
         )
     raise MissingDatasetError(
         f"There is no dataset at {path}. Collect one with `rl-lab collect random --env {spec.id} --steps 10000 "
-        f"--output {path}`, or name an npz file or minari:ID."
+        f"--output {path}`, or with a run's id in place of `random --env {spec.id}` for what it has learnt, "
+        "or name an npz file or minari:ID."
     )
 
 

@@ -39,7 +39,8 @@ def _learns_alone(view: RunView) -> bool:
 
 def _pace(view: RunView) -> list[str]:
     if _learns_alone(view):
-        speed = view.pace.updates_per_second or view.latest.get("time/updates_per_second")
+        mean = view.counts.updates / view.wall_s if view.wall_s > 0.0 else None
+        speed = view.pace.updates_per_second or view.latest.get("time/updates_per_second") or mean
         return [f"{view.counts.updates:>9,} updates", f"{format_number(speed, 3):>6}/s"]
     return [f"{view.counts.agent_steps:>9,} steps", f"{format_number(view.agent_steps_per_second):>6}/s"]
 

@@ -283,6 +283,8 @@ def test_places_without_a_dataset_say_how_to_get_one(tmp_path: Path) -> None:
         ConfigError, match="There is no dataset at .*nowhere. Collect one with `rl-lab collect random --env"
     ):
         open_dataset(str(tmp_path / "nowhere"), SPEC)
+    with pytest.raises(ConfigError, match="or with a run's id in place of `random --env"):  # for imitation
+        open_dataset(str(tmp_path / "nowhere"), SPEC)
     with pytest.raises(
         ConfigError, match="is a folder without dataset.json: name a folder that `rl-lab collect` wrote"
     ):

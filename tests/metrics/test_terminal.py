@@ -229,6 +229,8 @@ def test_a_plain_line_of_a_run_without_steps_counts_updates_and_leaves_the_retur
     view = RunView(title="run", highlight=("loss/noise",))
     view.take({**row(0, time__updates_per_second=12.5, time__eta_s=60.0), "updates": 1200, "loss/noise": 0.25})
     assert " ".join(plain_line(view).split()) == "0.0% 1,200 updates 12.50/s noise loss 0.2500 ETA 1:00"
+    view.take({**row(0, time__updates_per_second=0.0), "updates": 1200, "wall_s": 100.0})  # an evaluation's row
+    assert "updates      12/s" in plain_line(view)
 
 
 def test_a_plain_line_shows_what_has_a_value_before_what_a_later_phase_brings() -> None:

@@ -61,9 +61,9 @@ def test_a_finished_run_leaves_everything_behind(finished: api.Run) -> None:
 def test_status_report_and_rows_tell_one_time(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The training's, evaluations included, without the video and the report, which come after it."""
 
-    def slow_report(run: RunDirectory, *, state: str, is_drawn: bool) -> Path:
+    def slow_report(run: RunDirectory, **said: Any) -> Path:
         sleep(1.0)
-        return report.write_report(run, state=state, is_drawn=is_drawn)
+        return report.write_report(run, **said)
 
     monkeypatch.setattr(session, "write_report", slow_report)
     run = train(runs_dir)

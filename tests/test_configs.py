@@ -100,7 +100,7 @@ TASKS = {  # environment, kind of its image or vector, environments, frames per 
     "atari": ("atari/pong", "grey", 16, 1, 0.03125),
     "atari100k": ("atari/pong", "rgb", 1, 1, 0.25),
     "crafter": ("rl_lab/Crafter-v1", None, 1, 1, 0.5),
-    "memory_maze": ("memory_maze/9x9", None, 8, 1, 0.25),
+    "memory_maze": ("memory_maze/9x9", None, 4, 1, 0.25),
     "vizdoom": ("vizdoom/basic", None, 8, 1, 0.25),
     "bsuite": ("bsuite/catch", None, 1, 1, 1.0),
     "popgym": ("popgym-RepeatPreviousEasy-v0", None, 16, 1, 1.0),

@@ -104,14 +104,14 @@ def test_dreamers_policy_acts_where_nothing_plans() -> None:
     assert "plan" not in agent.workflow.act(time_step(2), None, mode="eval").state
 
 
-def test_what_a_plan_promises_dreamer_by_hand() -> None:
+def test_the_return_of_a_plan_in_dreamer_by_hand() -> None:
     """Rewards 1, 2 with continues 0.5, 0.8 and a value of 10 at the end: 1 + 0.5 * 2 + 0.4 * 10 = 6."""
     workflow: Any = make("dreamer", "planner=cem", *FEW).workflow
     features = torch.tensor([[[1.0, 0.5], [2.0, 0.8]]])
     workflow.reward_head = lambda features: Scalar(features[..., :1])
     workflow.continue_head = lambda features: SimpleNamespace(mean=lambda: features[..., 1])
     workflow.critic = lambda features: Scalar(torch.full((*features.shape[:-1], 1), 10.0))
-    assert workflow.promise(features).tolist() == pytest.approx([6.0])
+    assert workflow.planned_return(features).tolist() == pytest.approx([6.0])
 
 
 def test_planners_refuse_discrete_actions_and_workflows_without_a_model_refuse_planners() -> None:

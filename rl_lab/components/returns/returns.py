@@ -98,9 +98,6 @@ def standardize(values: Tensor, valid: Tensor | None) -> Tensor:
     return (values - chosen.mean()) / (chosen.std() + 1e-8)
 
 
-# --- how large returns are ------------------------------------------------------------------------
-
-
 class PercentileScale(nn.Module):
     """`update(returns)`, then divide by `scale()`. The statistics are buffers, saved with the policy.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.tiny_tdmpc2 import FEW_STEPS
+
 TINY_TDMPC_MODEL = [
     "components.encoder.latent_size=16",
     *(f"components.{part}.units=32" for part in ("encoder", "dynamics", "reward_head")),
@@ -11,12 +13,4 @@ TINY_TDMPC_MODEL = [
     "algorithm.plan_horizon='linear(1, 5, over=1000 agent_steps)'",
     "algorithm.plan_std='linear(0.5, 0.05, over=1000 agent_steps)'",
 ]
-TINY_TDMPC = [
-    *TINY_TDMPC_MODEL,
-    "environment.num_envs=8",
-    "buffers.replay.batch_size=64",
-    "buffers.replay.capacity_rows=20000",
-    "training.phases.prefill.duration_steps=400",
-    "training.phases.pretrain.duration_updates=50",
-    "training.phases.train.updates_per_step=0.25",
-]
+TINY_TDMPC = [*TINY_TDMPC_MODEL, *FEW_STEPS]

@@ -26,10 +26,10 @@ class DenoisingTransformer(nn.Module):
     def __init__(
         self,
         *,
-        input_size: int,
         action: ActionSpec,
-        observation_steps: int = 2,
         prediction_steps: int = 16,
+        input_size: int,
+        observation_steps: int = 2,
         layers: int = 8,
         heads: int = 4,
         units: int = 256,

@@ -39,4 +39,5 @@ def test_the_guides_package_passes_the_checker_and_runs(tmp_path: Path, monkeypa
 
 def test_the_guide_names_every_wrapper() -> None:
     table = GUIDE.read_text()
-    assert [name for name in WRAPPERS if f"`{name}`" not in table] == []
+    shipped = [name for name in WRAPPERS if not name.startswith("test_")]  # other tests of this process have their own
+    assert [name for name in shipped if f"`{name}`" not in table] == []

@@ -132,6 +132,9 @@ class MemoryWriter:
     def restart(self) -> None:
         self.rows.clear()
 
+    def deliver(self) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 

@@ -32,7 +32,8 @@ class CsvWriter(Writer):
         if new := [name for name in row if name not in self._columns]:
             self._rewrite([*self._columns, *new], self._lines())
         assert self._file is not None
-        self._file.append(_line([repr(row[name]) if name in row else "" for name in self._columns]))
+        cells = [repr(row[name]) if name in row else "" for name in self._columns]
+        self._file.append(f"{','.join(cells)}\n".encode())  # numbers need no quotes
 
     def set_state(self, state: StateTree) -> None:
         """Rows after the checkpoint vanish; the resumed run writes them again."""

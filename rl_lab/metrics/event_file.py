@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +21,7 @@ from rl_lab.metrics.writers import AppendFile
 
 LARGEST_FLOAT32 = 3.4028234663852886e38
 CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, lowest bit first
-BLOCK_BYTES = 512  # that one look into the checksum's table covers
-SHORT_BYTES = 16  # for which plain Python is faster
+BLOCK_BYTES = 512  # that the checksum takes at once
 RESTARTED = b"\x08\x01"  # SessionLog(status=START)
 
 
@@ -32,9 +32,16 @@ class EventFile:
         self._file = AppendFile(next_event_path(directory))
         self._append(time.time(), 0, b"\x1a" + _sized(b"brain.Event:2"))
 
-    def add_scalars(self, wall_time: float, step: int, scalars: Mapping[str, float]) -> None:
-        """All of them in one event."""
-        values = b"".join([_tagged(tag) + _float32(value) for tag, value in scalars.items()])
+    def add_scalars(self, wall_time: float, step: int, tags: tuple[str, ...], numbers: Sequence[float]) -> None:
+        """All of them in one event. TensorBoard keeps float32: what does not fit is shown as infinite."""
+        pack, parts = _layout(tags)
+        parts = parts.copy()
+        parts[1::2] = numbers
+        try:
+            values = pack(*parts)
+        except OverflowError:
+            parts[1::2] = [math.copysign(math.inf, each) if abs(each) > LARGEST_FLOAT32 else each for each in numbers]
+            values = pack(*parts)
         self.add_summary(wall_time, step, values)
 
     def add_summary(self, wall_time: float, step: int, summary: bytes) -> None:
@@ -79,15 +86,13 @@ def _sized(message: bytes) -> bytes:
 
 
 @cache
-def _tagged(tag: str) -> bytes:
-    """A value of a summary up to its number: `value = 1 {tag = 1, simple_value = 2}`."""
-    name = b"\x0a" + _sized(tag.encode()) + b"\x15"
-    return b"\x0a" + varint(len(name) + 4) + name
-
-
-def _float32(value: float) -> bytes:
-    """TensorBoard keeps float32; what does not fit is shown as infinite."""
-    return struct.pack("<f", math.copysign(math.inf, value) if abs(value) > LARGEST_FLOAT32 else value)
+def _layout(tags: tuple[str, ...]) -> tuple[Callable[..., bytes], list[Any]]:
+    """The values of a summary, `value = 1 {tag = 1, simple_value = 2}` each: what packs their parts, and these parts
+    with places for the numbers in between."""
+    names = [b"\x0a" + _sized(tag.encode()) + b"\x15" for tag in tags]
+    before = [b"\x0a" + varint(len(name) + 4) + name for name in names]
+    pack = struct.Struct("<" + "".join(f"{len(text)}sf" for text in before)).pack
+    return pack, [part for text in before for part in (text, 0.0)]
 
 
 # --- CRC-32C
@@ -107,26 +112,20 @@ def crc32c(data: bytes) -> int:
 
 
 def _advanced(crc: int, block: bytes) -> int:
-    """The checksum so far joins the block's first four bytes; then every byte contributes at its distance from the
-    end, and the contributions are joined by exclusive or, in whatever order."""
-    table = _table_by_distance()
-    if len(block) <= SHORT_BYTES:
-        for byte in block:
-            crc = int(table[0, (crc ^ byte) & 0xFF]) ^ crc >> 8
-        return crc
-    values = np.frombuffer(block, np.uint8).copy()
-    values[:4] ^= np.frombuffer(struct.pack("<I", crc), np.uint8)
-    return int(np.bitwise_xor.reduce(table[np.arange(len(block) - 1, -1, -1), values]))
+    """The checksum so far joins the block's first four bytes; then every bit contributes what its distance from the
+    end says, and the contributions are joined by exclusive or. Of a shorter block the rest of the checksum moves on."""
+    count = min(len(block), 4)
+    head = (int.from_bytes(block[:count], "little") ^ crc) & (1 << 8 * count) - 1
+    joined = np.frombuffer(head.to_bytes(count, "little") + block[count:], np.uint8)
+    bits = np.unpackbits(joined, bitorder="little")
+    return int(np.bitwise_xor.reduce(_contributions()[-len(bits) :] * bits)) ^ crc >> 8 * count
 
 
 @cache
-def _table_by_distance() -> np.ndarray:
-    """[BLOCK_BYTES, 256]: what each byte does to the checksum with so many bytes behind it."""
-    table = np.empty((BLOCK_BYTES, 256), np.uint32)
-    table[0] = np.arange(256)
-    for _ in range(8):
-        table[0] = table[0] >> 1 ^ (table[0] & 1) * np.uint32(CASTAGNOLI)
-    for distance in range(1, BLOCK_BYTES):
-        nearer = table[distance - 1]
-        table[distance] = table[0][nearer & 0xFF] ^ nearer >> 8
-    return table
+def _contributions() -> np.ndarray:
+    """[8 * BLOCK_BYTES]: what a bit does to the checksum with so many bits behind it, the farthest first."""
+    contributions, crc = [], CASTAGNOLI
+    for _ in range(8 * BLOCK_BYTES):
+        contributions.append(crc)
+        crc = crc >> 1 ^ (crc & 1) * CASTAGNOLI
+    return np.array(contributions[::-1], np.uint32)

@@ -20,7 +20,8 @@ Bound = float | str | Sequence[float | str] | None
 """A number, the name of another metric, a dotted setting of the config, or a list of these."""
 Numbers = Mapping[str, float | int]
 LEAST_FALL = 0.25  # of its size, for a metric that `drops`: the range of a few evaluations may be nothing but noise
-CONDITIONS = ("above", "below", "grows", "shrinks", "drops", "flat", "not_finite")
+SIDES = ("above", "below")
+CONDITIONS = (*SIDES, "grows", "shrinks", "drops", "flat", "not_finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +111,19 @@ class Monitor:
         self.alerts: list[Alert] = []
         self._keep = keep
         self._watches: dict[tuple[str, str], _Watch] = {}
-        self._matches: dict[tuple[str, ...], list[_Watch]] = {}  # keys of a row -> what looks at it
+        self._matches: dict[
+            tuple[str, ...], tuple[list[_Watch], list[_Watch]]
+        ] = {}  # keys of a row -> what looks at it
         self._agent_steps = -1  # of the newest row
 
     def check(self, row: Numbers) -> list[Alert]:
         """The alerts that this row raises."""
         keys = tuple(row)
-        watches = self._matches.get(keys)
-        if watches is None:
-            watches = self._matches[keys] = list(self._watches_of(keys))
+        if keys not in self._matches:
+            everyone = list(self._watches_of(keys))
+            self._matches[keys] = (everyone, [watch for watch in everyone if not watch.rule.not_finite])
+        everyone, of_finite_numbers = self._matches[keys]
+        watches = of_finite_numbers if all(map(math.isfinite, row.values())) else everyone
         found: dict[str, Alert] = {}
         said = {alert.rule for alert in self.alerts}
         is_collecting = row["agent_steps"] > self._agent_steps
@@ -134,10 +139,15 @@ class Monitor:
         return list(found.values())
 
     def _watches_of(self, keys: Sequence[str]) -> Iterator[_Watch]:
+        known = set(keys)
         for name, rule in self.rules.items():
-            for key in keys:
-                if fnmatchcase(key, rule.metric):
-                    yield self._watches.setdefault((name, key), _Watch(name, key, rule))
+            matching = [rule.metric] if rule.metric in known else []
+            if set(rule.metric) & set("*?["):
+                matching = [key for key in keys if fnmatchcase(key, rule.metric)]
+            for key in matching:
+                if (name, key) not in self._watches:
+                    self._watches[name, key] = _Watch(name, key, rule)
+                yield self._watches[name, key]
 
     def get_state(self) -> StateTree:
         numbers = {f"{name} {key}": watch.numbers() for (name, key), watch in self._watches.items()}
@@ -169,6 +179,8 @@ class _Watch:
         self.count = int(count)
         self.recent: deque[float] = deque(recent, maxlen=rule.over + 1)
         self._remembers = any(each is not None for each in (rule.grows, rule.shrinks, rule.drops, rule.flat))
+        self._sides = [side for side in SIDES if getattr(rule, side) is not None]
+        self._bounds = {side: rule.bounds(side) for side in self._sides}
 
     def numbers(self) -> list[float]:
         return [float(self.count), self.first, self.low, self.high, *self.recent]
@@ -184,7 +196,8 @@ class _Watch:
             self._remember(value)
         fraction = row.get("train/phase_fraction", 0.0)
         is_time = row["updates"] >= rule.after_updates and rule.begin <= fraction <= rule.end
-        self.count = self.count + 1 if is_time and self._is_beyond(value, row) and self._has_moved(value) else 0
+        is_beyond = is_time and self._is_beyond(value, row)
+        self.count = self.count + 1 if is_beyond and (not self._remembers or self._has_moved(value)) else 0
         return self.count >= rule.rows
 
     def _remember(self, value: float) -> None:
@@ -194,19 +207,21 @@ class _Watch:
         self.recent.append(value)
 
     def _is_beyond(self, value: float, row: Numbers) -> bool:
-        return all(
-            (limit := self._limit(side, row)) is not None and (value > limit if side == "above" else value < limit)
-            for side in ("above", "below")
-            if getattr(self.rule, side) is not None
-        )
+        for side in self._sides:
+            limit = self._limit(side, row)
+            if limit is None or not (value > limit if side == "above" else value < limit):
+                return False
+        return True
 
     def _limit(self, side: str, row: Numbers) -> float | None:
         """The farthest of the bounds; None where a row lacks a metric that is one."""
-        limits = [row.get(bound) if isinstance(bound, str) else bound for bound in self.rule.bounds(side)]
-        if any(limit is None or not math.isfinite(limit) for limit in limits):
-            return None
-        known = [float(limit) for limit in limits if limit is not None]
-        return (max(known) if side == "above" else min(known)) * self.rule.times
+        known: list[float] = []
+        for bound in self._bounds[side]:
+            limit = row.get(bound) if isinstance(bound, str) else bound
+            if limit is None or not math.isfinite(limit):
+                return None
+            known.append(limit)
+        return float(max(known) if side == "above" else min(known)) * self.rule.times
 
     def _has_moved(self, value: float) -> bool:
         rule, is_full = self.rule, len(self.recent) == self.rule.over + 1
@@ -229,7 +244,7 @@ class _Watch:
 
     def _condition(self, row: Numbers) -> str:
         rule = self.rule
-        sides = [(side, self._limit(side, row)) for side in ("above", "below") if getattr(rule, side) is not None]
+        sides = [(side, self._limit(side, row)) for side in self._sides]
         words = [f"{side} {limit:.4g}" for side, limit in sides if limit is not None]
         if rule.grows is not None:
             words.append(f"more than {rule.grows:g} times what it was {rule.over} rows before")
@@ -245,7 +260,7 @@ class _Watch:
 def _resolved(rule: Rule, settings: Callable[[str], Any]) -> Rule | None:
     """The rule with the numbers of the settings that it names; None where a setting is not there or is no number."""
     numbers: dict[str, Any] = {}
-    for side in ("above", "below"):
+    for side in SIDES:
         bounds = [
             settings(bound) if isinstance(bound, str) and not bound.startswith(PREFIXES) else bound
             for bound in rule.bounds(side)

@@ -18,9 +18,11 @@ Work = Callable[[], None]
 class Sink(Writer):
     """Hands everything to another writer, in a thread of its own; where that writer `is_direct`, only what it shows.
 
+    Rows of a direct writer wait for the next `deliver`, `flush`, checkpoint or message.
+
     Whatever the writer raises is reported once, and it gets nothing more. When too much waits for it, what comes is
     left out and that is reported once. A checkpoint knows how many rows were handed over, so the writer's `set_state`
-    gets `{"rows": ..., "agent_steps": ...}`: rows after these come again. A row still in the queue when the process is
+    gets `{"rows": ..., "agent_steps": ...}`: rows after these come again. A row that still waits when the process is
     killed is missing there and nowhere else.
     """
 
@@ -34,6 +36,7 @@ class Sink(Writer):
         self.most_waiting = most_waiting
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
         self._thread: Thread | None = None
+        self._held_back: list[Work] = []  # rows of a direct writer
         self._before_first: list[Work] = []  # a thread is worth starting only when there is something to write
         self._problem = ""  # to be reported by the next call, which comes from the run's own thread
         self._has_failed = False
@@ -43,10 +46,20 @@ class Sink(Writer):
 
     def write(self, row: Row) -> None:
         self._rows, self._last_agent_steps = self._rows + 1, int(row["agent_steps"])
-        self._hand_over(partial(self.writer.write, dict(row)))
+        work = partial(self.writer.write, dict(row))
+        if self.writer.is_direct:
+            self._held_back.append(work)
+        else:
+            self._hand_over(work)
+
+    def deliver(self) -> None:
+        held_back, self._held_back = self._held_back, []
+        for work in held_back:
+            self._hand_over(work)
 
     def message(self, text: str, level: Level) -> None:
         if self._takes_messages:
+            self.deliver()
             self._hand_over(partial(self.writer.message, text, level))
 
     def show(self, name: str, media: Media, agent_steps: int) -> None:
@@ -54,9 +67,11 @@ class Sink(Writer):
             self._hand_over(partial(self.writer.show, name, media, agent_steps), is_direct=False)
 
     def get_state(self) -> StateTree:
+        self.deliver()
         return {"rows": self._rows, "agent_steps": self._last_agent_steps}
 
     def set_state(self, state: StateTree) -> None:
+        self.deliver()
         self._rows, self._last_agent_steps = state.get("rows", 0), state["agent_steps"]
         work = partial(self.writer.set_state, {"rows": self._rows, "agent_steps": self._last_agent_steps})
         if self._thread is None and not self.writer.is_direct:
@@ -69,6 +84,7 @@ class Sink(Writer):
 
     def flush(self) -> None:
         """Wait, within bounds, until the writer has everything so far."""
+        self.deliver()
         if self._thread is not None and not self._is_behind:
             reached = Event()
             self._queue.put(reached)
@@ -76,6 +92,7 @@ class Sink(Writer):
         self._tell()
 
     def close(self) -> None:
+        self.deliver()
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(self.timeout_s)  # one that stands still is a daemon, and ends with the process

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from rl_lab.types import Metrics
+
+if TYPE_CHECKING:
+    import psutil
 
 GIB = 2**30
 COST_LIMIT = 0.002  # fraction of wall-clock that sampling may take
@@ -61,10 +66,25 @@ def _resident_gib() -> float:
 
     process = psutil.Process()
     resident = process.memory_info().rss
-    for child in process.children(recursive=True):
+    for child in _descendants(process):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # ended since it was listed, or not ours to read
             resident += child.memory_info().rss
     return float(resident / GIB)
+
+
+def _descendants(process: psutil.Process) -> Iterator[psutil.Process]:
+    """As Linux lists them with each thread; psutil asks every process of the machine who its parent is."""
+    import psutil
+
+    threads = Path(f"/proc/{process.pid}/task")
+    if not (threads / str(process.pid) / "children").is_file():
+        yield from process.children(recursive=True)
+        return
+    for thread in os.listdir(threads):
+        with suppress(OSError, psutil.NoSuchProcess):  # ended meanwhile
+            for child in (threads / thread / "children").read_text().split():
+                yield (found := psutil.Process(int(child)))
+                yield from _descendants(found)
 
 
 def _memory_fraction(group: Path = Path("/sys/fs/cgroup")) -> float:

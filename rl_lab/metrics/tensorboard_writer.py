@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -12,9 +13,11 @@ from rl_lab.metrics.media import Media, summary_value
 from rl_lab.metrics.writers import Row, Writer
 from rl_lab.types import MissingExtraError, StateTree
 
+X_AXIS = "agent_steps"
+
 
 class TensorBoardWriter(Writer):
-    """Rows are written at once, which takes less than to wake a thread; as a sink it encodes videos in a thread.
+    """Rows are written without a thread, which takes less than to wake one; as a sink it encodes videos in a thread.
 
     Each process writes one event file; after `set_state` the points behind the checkpoint are marked as dropped.
     """
@@ -34,10 +37,9 @@ class TensorBoardWriter(Writer):
         self._purge_from: int | None = None  # where a resumed run goes on, until there is a file to say it in
 
     def write(self, row: Row) -> None:
-        scalars = {name if "/" in name else f"counters/{name}": value for name, value in row.items()}
-        step = int(scalars.pop("counters/agent_steps"))  # the x axis
+        numbers = [number for name, number in row.items() if name != X_AXIS]
         with self._lock:
-            self._open().add_scalars(time.time(), step, scalars)
+            self._open().add_scalars(time.time(), int(row[X_AXIS]), _tags(tuple(row)), numbers)
 
     def show(self, name: str, media: Media, agent_steps: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary  # here, in the sink's thread: it takes a while
@@ -64,3 +66,8 @@ class TensorBoardWriter(Writer):
             self._file.purge(time.time(), self._purge_from)
             self._purge_from = None
         return self._file
+
+
+@cache
+def _tags(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name if "/" in name else f"counters/{name}" for name in names if name != X_AXIS)

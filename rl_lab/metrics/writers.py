@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -30,13 +31,14 @@ class Writer:
     """Takes rows and sentences; by itself it keeps nothing. `name` is the key of its state in a checkpoint."""
 
     name: ClassVar[str] = "null"
-    is_direct: ClassVar[bool] = False  # as a sink: write rows at once, without a thread (fast local files alone)
+    is_direct: ClassVar[bool] = False  # as a sink: write rows without a thread (fast local files alone)
 
     def write(self, row: Row) -> None: ...
     def message(self, text: str, level: Level) -> None: ...
     def show(self, name: str, media: Media, agent_steps: int) -> None: ...
     def set_state(self, state: StateTree) -> None: ...
     def restart(self) -> None: ...  # the run begins anew in the same place
+    def deliver(self) -> None: ...  # write the rows that were held back
     def flush(self) -> None: ...
     def close(self) -> None: ...
     def get_state(self) -> StateTree:
@@ -95,11 +97,18 @@ class JsonlWriter(_FileWriter):
 
 def encode_row(row: Row) -> str:
     """Valid JSON whatever the numbers: NaN and infinities become null; `non_finite` says which: nan, inf, -inf."""
+    if all(map(math.isfinite, row.values())):
+        return _template(tuple(row)) % tuple(row.values())  # what json.dumps gives, in less time
     non_finite = {name: str(float(value)) for name, value in row.items() if not math.isfinite(value)}
-    if not non_finite:
-        return json.dumps(row, allow_nan=False)
-    safe: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    safe: dict[str, Any] = {name: None if name in non_finite else value for name, value in row.items()}
     return json.dumps({**safe, "non_finite": non_finite}, allow_nan=False)
+
+
+@cache
+def _template(names: tuple[str, ...]) -> str:
+    """An object with these keys, and places for their numbers."""
+    keys = [json.dumps(name).replace("%", "%%") for name in names]
+    return "{" + ", ".join(f"{key}: %r" for key in keys) + "}"
 
 
 class AppendFile:
@@ -119,15 +128,14 @@ class AppendFile:
 
     def append(self, record: bytes) -> None:
         """Write one record with no buffer in between."""
-        written = 0
-        with self._explained():
-            try:
-                while written < len(record):  # a nearly full disk takes a part first
-                    written += os.write(self._descriptor, record[written:])
-            except OSError:
-                with suppress(OSError):  # a cut line is left out by its readers, and cut away at the next resume
-                    os.ftruncate(self._descriptor, self.size)
-                raise
+        try:
+            written = os.write(self._descriptor, record)
+            while written < len(record):  # a nearly full disk takes a part first
+                written += os.write(self._descriptor, record[written:])
+        except OSError as error:
+            with suppress(OSError):  # a cut line is left out by its readers, and cut away at the next resume
+                os.ftruncate(self._descriptor, self.size)
+            raise self._explanation(error) from error
         self.size += written
 
     def sync(self) -> None:
@@ -144,17 +152,20 @@ class AppendFile:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn a disk error into a sentence with its cure."""
         try:
             yield
         except OSError as error:
-            sentence = f"Cannot write {self.path}: {error.strerror}. Mend that, then resume the run."
-            if error.errno == errno.ELOOP:
-                sentence = f"{self.path} is a symbolic link, which is not followed: remove it."
-            if error.errno in FULL_DISK_ERRORS:
-                cure = "Free some space, then resume the run; its last checkpoint is intact."
-                sentence = f"The disk is full: no space for the next record of {self.path}. {cure}"
-            raise RunError(sentence) from error
+            raise self._explanation(error) from error
+
+    def _explanation(self, error: OSError) -> RunError:
+        """A disk error as a sentence with its cure."""
+        sentence = f"Cannot write {self.path}: {error.strerror}. Mend that, then resume the run."
+        if error.errno == errno.ELOOP:
+            sentence = f"{self.path} is a symbolic link, which is not followed: remove it."
+        if error.errno in FULL_DISK_ERRORS:
+            cure = "Free some space, then resume the run; its last checkpoint is intact."
+            sentence = f"The disk is full: no space for the next record of {self.path}. {cure}"
+        return RunError(sentence)
 
 
 class TextLogWriter(_FileWriter):

@@ -139,6 +139,7 @@ class Housekeeping:
         if counts.agent_steps >= self.evaluation.warmup_steps and self._marks["evaluation"].due(counts, session_s):
             self.evaluate_now()
         if self._marks["film"].due(counts, session_s):
+            self._deliver_rows()
             with self.stopwatch.section("evaluation"), self.stopwatch.section("film"), untouched_randomness():
                 self._films.film(counts)
         is_log_due, is_save_due = (self._marks[name].due(counts, session_s) for name in ("log", "checkpoint"))
@@ -174,6 +175,7 @@ class Housekeeping:
                 self.evaluation.record(self.counts)
 
     def _score(self, episodes: int) -> float | None:
+        self._deliver_rows()
         with self.stopwatch.section("evaluation"), untouched_randomness():  # training goes on as if nobody had looked
             self._evaluated = dict(self.evaluate(episodes=episodes))
         self.callbacks.evaluation(self.counts.as_dict(), self._evaluated)
@@ -207,10 +209,15 @@ class Housekeeping:
         self.callbacks.row(row)
         return row
 
+    def _deliver_rows(self) -> None:
+        with self.stopwatch.section("logging"):
+            self.logger.deliver()
+
     def save(self) -> None:
         """Save a checkpoint now; only between cycles, and never of weights that an update has broken."""
         self._refuse_broken(name for name, value in self._learnt.items() if not isfinite(value))
         is_best, self._is_best_unsaved = self._is_best_unsaved, False
+        self._deliver_rows()
         with self.stopwatch.section("checkpoint"):
             path = self.save_checkpoint(counts=self.counts, score=self.last_score, is_best=is_best)
             self.on_save(self)

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from rl_lab.metrics import logger as logger_module
+from rl_lab.metrics.csv_writer import CsvWriter
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.metrics.monitor import Monitor, Rule
+from rl_lab.metrics.sinks import Sink
 from rl_lab.metrics.writers import JsonlWriter, Row, Writer
 from rl_lab.types import ConfigError, Counts, RunError
 from rl_lab.utils.tree import equal, numpy_to_tensors
@@ -248,6 +250,31 @@ def test_a_name_without_a_known_prefix_is_always_refused() -> None:
         MetricLogger([], strict_names=False).add({"policy/entropy": 1.0})
 
 
+def test_sinks_and_the_monitor_get_the_rows_of_a_second_together(tmp_path: Path) -> None:
+    rules = {"support": Rule(metric="train/clipped_target_fraction", above=0.01, tip="Widen the support.")}
+    writer, now = MemoryWriter(), [100.0]
+    sink = Sink(CsvWriter(tmp_path))
+    logger = MetricLogger([writer, sink], monitor=Monitor(rules), clock=lambda: now[0])
+
+    def rows_after(seconds: float, fraction: float = 0.0) -> tuple[int, int, int]:
+        now[0] += seconds
+        logger.add({"train/clipped_target_fraction": fraction})
+        logger.write(COUNTS, wall_s=0.0)
+        return len(writer.rows), len((tmp_path / "metrics.csv").read_text().splitlines()) - 1, len(writer.messages)
+
+    assert rows_after(0.0) == (1, 1, 0), "the first row is there at once"
+    assert rows_after(0.5, fraction=0.5) == (2, 1, 0)
+    assert rows_after(0.6) == (3, 3, 1)
+    assert rows_after(0.1) == (4, 3, 1)
+    assert rows_after(0.1, fraction=math.nan) == (5, 5, 1), "learning may end here"
+    assert rows_after(0.1) == (6, 5, 1)
+    state = logger.get_state()
+    assert state["writers"]["csv"]["rows"] == len((tmp_path / "metrics.csv").read_text().splitlines()) - 1 == 6
+    assert rows_after(0.1) == (7, 6, 1)
+    logger.close()
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) - 1 == 7
+
+
 def test_what_the_monitor_finds_in_a_row_is_said_once_and_survives_a_resume() -> None:
     rules = {"support": Rule(metric="train/clipped_target_fraction", above=0.01, tip="Widen the support.")}
     writer, kept = MemoryWriter(), []
@@ -255,6 +282,7 @@ def test_what_the_monitor_finds_in_a_row_is_said_once_and_survives_a_resume() ->
     for fraction in (0.005, 0.25, 0.5):
         logger.add({"train/clipped_target_fraction": fraction})
         logger.write(Counts(agent_steps=1200), wall_s=0.0)
+    logger.deliver()
     said = "train/clipped_target_fraction is 0.25 at 1,200 agent steps, above 0.01. Widen the support."
     assert writer.messages == [("warning", said)]
     assert [alert["rule"] for alert in kept[-1]] == ["support"]
@@ -262,8 +290,10 @@ def test_what_the_monitor_finds_in_a_row_is_said_once_and_survives_a_resume() ->
     resumed.set_state(logger.get_state())
     resumed.add({"train/clipped_target_fraction": 0.5})
     resumed.write(Counts(), wall_s=0.0)
+    resumed.deliver()
     assert len(writer.messages) == 1
     resumed.restart()
     resumed.add({"train/clipped_target_fraction": 0.5})
     resumed.write(Counts(), wall_s=0.0)
+    resumed.deliver()
     assert len(writer.messages) == 2

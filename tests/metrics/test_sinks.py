@@ -119,6 +119,7 @@ def test_a_csv_table_is_exact_and_grows_a_column_for_a_new_metric(tmp_path: Path
     sink.write(row(1, loss__value=0.1 + 0.2))
     sink.write(row(2, loss__value=1.0, eval__episode_return_mean=float("nan")))
     sink.write(row(3))
+    sink.flush()
     first, second, third = table(tmp_path)
     assert float(first["loss/value"]) == 0.1 + 0.2 and first["eval/episode_return_mean"] == ""
     assert (second["eval/episode_return_mean"], third["loss/value"], third["agent_steps"]) == ("nan", "", "3")

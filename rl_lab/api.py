@@ -396,7 +396,7 @@ def compare(
     *runs: RunReference,
     where: str | Sequence[str] = (),
     metrics: str | Sequence[str] = "eval/return",
-    x: str = "env_frames",
+    x: str | None = None,
     at: float | None = None,
     group_by: str | Sequence[str] = (),
     against: str | Sequence[str] = (),

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 COUNTERS = ("env_frames", "agent_steps", "episodes", "updates", "wall_s")
 METRICS_HELP = "one or more, with commas between; the first is the score (default: eval/return)"
-X_HELP = f"what the curves are drawn over: {', '.join(COUNTERS)} (default: env_frames)"
+X_HELP = f"what curves are drawn over: {', '.join(COUNTERS)} (default: env_frames; updates where no run takes steps)"
 AT_HELP = "compare at this number of --x (default: the end that all runs reach)"
 GROUP_HELP = "a setting that decides which runs belong together, in place of all settings; can be repeated"
 OUTPUT_HELP = "a .png, .html or .md file; can be repeated"
 
 MEASURE: tuple[Argument, ...] = (
     argument("--metrics", default="eval/return", metavar="NAMES", help=METRICS_HELP),
-    argument("--x", default="env_frames", choices=COUNTERS, metavar="COUNTER", help=X_HELP),
+    argument("--x", choices=COUNTERS, metavar="COUNTER", help=X_HELP),
     argument("--at", type=float, metavar="X", help=AT_HELP),
     argument("--group-by", action="append", default=[], metavar="SETTING", help=GROUP_HELP),
 )

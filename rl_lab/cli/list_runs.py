@@ -30,7 +30,15 @@ CRASHED = "crashed"  # by an error or by a kill
 DEFAULT_LIMIT = 20
 LIMIT_HELP = f"at most N runs (default: {DEFAULT_LIMIT}; with --json, --csv or -q all)"
 STATUS_HELP = f"one of {', '.join(STATES)}, or {CRASHED}: failed or killed"
-OPTIONAL = ("LINEAGE", "AGENT STEPS", "TIME", "ENVIRONMENT", "ALGORITHM", "SEED")  # columns of a wide enough window
+OPTIONAL = (
+    "LINEAGE",
+    "AGENT STEPS",
+    "UPDATES",
+    "TIME",
+    "ENVIRONMENT",
+    "ALGORITHM",
+    "SEED",
+)  # columns of a wide enough window
 
 SORT_HELP = "greatest or newest first, texts from A to Z (default: newest first); -FIELD: texts from Z to A"
 ARGUMENTS = (
@@ -91,8 +99,10 @@ def _table(rows: list[dict[str, Any]], asked: list[str]) -> str:
     """The usual columns, then those that the question named."""
     from rl_lab.utils.formatting import format_duration
 
-    headers = ["RUN", "STATE", "ALGORITHM", "ENVIRONMENT", "SEED", "AGENT STEPS", BEST_SCORE, "TIME"]
-    names = ("id", "status", "algorithm", "environment", "seed", "agent_steps", "score", "wall_s")
+    counts = _counts(rows)
+    counted = [name.replace("_", " ").upper() for name in counts]
+    headers = ["RUN", "STATE", "ALGORITHM", "ENVIRONMENT", "SEED", *counted, BEST_SCORE, "TIME"]
+    names = ("id", "status", "algorithm", "environment", "seed", *counts, "score", "wall_s")
     cells = [
         [row["id"], _state(row), *(row[name] for name in names[2:-1]), format_duration(row["wall_s"])] for row in rows
     ]
@@ -101,6 +111,12 @@ def _table(rows: list[dict[str, Any]], asked: list[str]) -> str:
         more.append("lineage")
     cells = [[*cell, *(row[name] for name in more)] for cell, row in zip(cells, rows, strict=True)]
     return table([*headers, *(name.replace("_", " ").upper() for name in more)], cells, optional=OPTIONAL)
+
+
+def _counts(rows: list[dict[str, Any]]) -> list[str]:
+    """What tells how long the runs are: agent steps, and updates where some learn without taking any."""
+    offline = [row for row in rows if row["updates"] and not row["agent_steps"]]
+    return [*(["agent_steps"] if len(offline) < len(rows) else []), *(["updates"] if offline else [])]
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rl_lab.runs.tables import Table
 
 TASK = "environment.id"
+X_AXIS, X_AXIS_WITHOUT_STEPS = "env_frames", "updates"  # what curves are drawn over where nothing was asked for
 _LONGEST_LABEL = 3  # settings in the name of a group
 _LONGEST_HEAD = 16  # letters of a label that heads a column
 
@@ -39,6 +40,12 @@ class Member:
     @property
     def task(self) -> str:
         return str(self.manifest.get("environment_id"))
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether its curves are vertical lines: an offline run takes no steps while it learns."""
+        found = [curve.x for curve in self.curves.values() if len(curve)]
+        return bool(found) and all(x[0] == x[-1] and (len(x) > 1 or x[0] == 0) for x in found)
 
 
 @dataclass
@@ -70,13 +77,14 @@ class Comparison:
 
     def end(self, task: str, metric: str) -> float:
         """Up to where the runs of a task are compared: what was asked for, or the end that all of them reach."""
-        ends = [
-            member.curves[metric].x[-1]
-            for group in self.groups
-            for member in group.of(task)
-            if len(member.curves[metric])
-        ]
+        ends = [member.curves[metric].x[-1] for member in self.moving(task, metric)]
         return self.at if self.at is not None else shared_end(ends) if ends else 0.0
+
+    def moving(self, task: str, metric: str) -> list[Member]:
+        """The runs of a task that have a curve; those that stand still count with their last values, whatever the end,
+        and are among these only where all do."""
+        there = [each for group in self.groups for each in group.of(task) if len(each.curves[metric])]
+        return [each for each in there if not each.stands_still] or there
 
     def scores(self, group: Group, task: str, metric: str | None = None) -> np.ndarray:
         """One number for each run: the mean of the metric's last tenth before the common end."""
@@ -152,26 +160,44 @@ def compare_runs(
     runs: Sequence[RunDirectory],
     *,
     metrics: Sequence[str] = ("eval/return",),
-    x: str = "env_frames",
+    x: str | None = None,
     at: float | None = None,
     group_by: Sequence[str] = (),
     against: Sequence[str] = (),
     needs_metrics: bool = True,
 ) -> Comparison:
     """Read the runs and sort them into groups; `group_by` names settings that alone decide, in place of all of them,
-    `against` published curves. Metrics that no run has are refused where `needs_metrics`."""
-    if x not in COUNTERS:
+    `against` published curves. Curves are over `x`: env_frames unless said, or updates where no run takes steps.
+    Metrics that no run has are refused where `needs_metrics`."""
+    if x is not None and x not in COUNTERS:
         raise ConfigError(f"x is '{x}'.{did_you_mean(x, COUNTERS)} Write one of {', '.join(COUNTERS)}.")
     if at is not None and not at > 0:
-        raise ConfigError(f"at is {at}: write a number of {x} above 0.")
+        raise ConfigError(f"at is {at}: write a number of {x or X_AXIS} above 0.")
     names = [metric_name(each) for each in metrics]
-    members = [_member(run, x, names) for run in runs]
+    members, x, notes = _over_what_moves(runs, names, x, has_published=bool(against))
     for name in names if needs_metrics else ():
         _refuse_unknown(name, members)
     comparison = Comparison(_groups(members, group_by), names, x, at)
     comparison.published |= published_beside(against, comparison.tasks, x=x)
-    comparison.notes += _notes(comparison)
+    comparison.notes += [*notes, *_notes(comparison)]
     return comparison
+
+
+def _over_what_moves(
+    runs: Sequence[RunDirectory], names: Sequence[str], asked: str | None, *, has_published: bool
+) -> tuple[list[Member], str, list[str]]:
+    """The runs with their curves, what these are over, and what to say about it."""
+    x = asked or X_AXIS
+    members = [_member(run, x, names) for run in runs]
+    still = [member for member in members if member.stands_still]
+    there = [member for member in members if any(map(len, member.curves.values()))]
+    if asked is None and not has_published and still and len(still) == len(there):
+        over_updates = [_member(run, X_AXIS_WITHOUT_STEPS, names) for run in runs]
+        if not all(member.stands_still for member in over_updates if any(map(len, member.curves.values()))):
+            return over_updates, X_AXIS_WITHOUT_STEPS, [f"over updates: no {x} pass in these runs while they learn"]
+    ids = ", ".join(member.run.id for member in still)
+    notes = [f"no {x} pass while these learn, so that they count as they end (--x updates): {ids}"] if still else []
+    return members, x, notes
 
 
 def _member(run: RunDirectory, x: str, names: Sequence[str]) -> Member:
@@ -209,27 +235,32 @@ def _shared(settings: Sequence[Settings]) -> Settings:
 
 
 def _labels(groups: Sequence[Group], group_by: Sequence[str]) -> list[str]:
-    """The name of each group's experiment and, where those are alike, the settings that tell them apart."""
+    """The name of each group's experiment and, where others have the same, the settings that tell these apart."""
     names = [
         " / ".join(dict.fromkeys(str(each.manifest.get("name") or each.run.id) for each in group.members[:2]))
         for group in groups
     ]
-    if len(set(names)) == len(names) and not group_by:
-        return names
-    keys = list(group_by) or [key for key in differing([group.settings for group in groups]) if key != TASK]
-    patterns = {key: repr([group.settings.get(key) for group in groups]) for key in keys}
-    keys = [key for key in keys if patterns[key] not in [patterns[each] for each in keys[: keys.index(key)]]]
-    short = {key: key.rpartition(".")[2] for key in keys}
-    if len(set(short.values())) < len(short):
-        short = {key: key for key in keys}
     labels = []
     for name, group in zip(names, groups, strict=True):
-        values = [f"{short[key]}={_spelled(group.settings.get(key))}" for key in keys[:_LONGEST_LABEL]]
+        alike = [other for other, its_name in zip(groups, names, strict=True) if its_name == name]
+        values = _telling_values(group, alike if not group_by else groups, group_by)
         labels.append(", ".join(values if len(set(names)) == 1 and values else [name, *values]))
     return [
         f"{label} #{labels[:place].count(label) + 1}" if labels.count(label) > 1 else label
         for place, label in enumerate(labels)
     ]
+
+
+def _telling_values(group: Group, others: Sequence[Group], group_by: Sequence[str]) -> list[str]:
+    """`discount=0.9`: the settings that were asked for, or in which a group differs from others; of several that go
+    together the first."""
+    keys = list(group_by) or [key for key in differing([each.settings for each in others]) if key != TASK]
+    patterns = {key: repr([each.settings.get(key) for each in others]) for key in keys}
+    keys = [key for key in keys if patterns[key] not in [patterns[each] for each in keys[: keys.index(key)]]]
+    short = {key: key.rpartition(".")[2] for key in keys}
+    if len(set(short.values())) < len(short):
+        short = {key: key for key in keys}
+    return [f"{short[key]}={_spelled(group.settings.get(key))}" for key in keys[:_LONGEST_LABEL]]
 
 
 def _spelled(value: Any) -> str:
@@ -252,7 +283,7 @@ def _notes(comparison: Comparison) -> list[str]:
             notes.append(f"{group.label}: without {metric}, so left out: {', '.join(empty)}")
     for task in comparison.tasks:
         end = comparison.end(task, metric)
-        members = [each for group in comparison.groups for each in group.of(task) if len(each.curves[metric])]
+        members = comparison.moving(task, metric)
         longer = [each for each in members if each.curves[metric].x[-1] > end]
         shorter = [(each.run.id, each.curves[metric].x[-1]) for each in members]
         shorter = [(run, last) for run, last in shorter if last < (1.0 - WINDOW) * end]

@@ -75,7 +75,7 @@ def _draw_panel(
     handles = {}
     for index, group in enumerate(comparison.groups):
         color, dash = COLORS[index % len(COLORS)], DASHES[index // len(COLORS) % len(DASHES)]
-        curves = [member.curves[metric] for member in group.of(task) if len(member.curves[metric])]
+        curves = [member.curves[metric].last_of_each() for member in group.of(task) if len(member.curves[metric])]
         if curves:
             handles[_label(group, comparison)] = _draw_group(axes, curves, color, dash, spread)
     is_return = metric.endswith("return_mean")

@@ -15,6 +15,7 @@ from rl_lab.runs.tables import Table, shown
 
 _MOST_PAIRS = 10
 _FACTS = ("name", "algorithm", "environment_id", "seed")
+_COUNTS = ("agent_steps", "env_frames", "updates")
 
 
 def score_tables(comparison: Comparison) -> list[Table]:
@@ -95,7 +96,7 @@ def _value(value: Any) -> str:
 def run_table(comparison: Comparison) -> Table:
     """One row for each run: what it is, its score, and every setting."""
     members = [(group, member) for group in comparison.groups for member in group.members]
-    keys = list(dict.fromkeys(key for _, member in members for key in member.settings))
+    keys = list(dict.fromkeys(key for _, member in members for key in member.settings if key != "seed"))
     metric = comparison.metrics[0]
     rows = []
     for group, member in members:
@@ -103,11 +104,11 @@ def run_table(comparison: Comparison) -> Table:
         end = comparison.end(member.task, metric)
         score = curve.until(min(end, curve.x[-1])) if len(curve) else None
         facts = [member.run.id, group.label, *(member.manifest.get(name) for name in _FACTS)]
-        facts += [status["state"], *(status["counts"].get(name, 0) for name in ("agent_steps", "env_frames"))]
+        facts += [status["state"], *(status["counts"].get(name, 0) for name in _COUNTS)]
         facts += [status["wall_s"], status["best_score"], status["final_score"], score]
         rows.append([*facts, *(member.settings.get(key) for key in keys)])
-    names = ("run", "group", "name", "algorithm", "environment", "seed", "state", "agent_steps", "env_frames")
-    return Table("runs", (*names, "wall_s", "best_score", "final_score", metric, *keys), rows)
+    names = ("run", "group", "name", "algorithm", "environment", "seed", "state")
+    return Table("runs", (*names, *_COUNTS, "wall_s", "best_score", "final_score", metric, *keys), rows)
 
 
 def row_table(comparison: Comparison) -> Table:

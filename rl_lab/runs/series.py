@@ -32,12 +32,18 @@ class Curve:
         return len(self.x)
 
     def until(self, end: float) -> float:
-        """The mean of the values in the last tenth before `end`; where none lies there, the last one before it."""
+        """The mean of the values in the last tenth before `end`; where none lies there, the last one before it, and
+        of a curve that never leaves its place, as that of an offline run over env frames, the last one."""
         inside = (self.x <= end) & (self.x > (1.0 - WINDOW) * end)
-        if inside.any():
+        if inside.any() and self.x[0] != self.x[-1]:
             return float(self.y[inside].mean())
         before = self.y[self.x <= end]
         return float(before[-1] if len(before) else self.y[0])
+
+    def last_of_each(self) -> Curve:
+        """Of several values at one place the last: an evaluation on the way and the final one, say."""
+        is_last = np.append(self.x[1:] != self.x[:-1], True)
+        return Curve(self.x[is_last], self.y[is_last])
 
 
 def read_curves(path: Path, x: str, names: Sequence[str]) -> dict[str, Curve]:

@@ -101,12 +101,21 @@ def to_parquet(table: Table) -> bytes:
     except ImportError as error:
         raise MissingExtraError("Parquet files need pyarrow: `pip install 'rl-lab[parquet]'`.") from error
     columns = {
-        name: pyarrow.array([_plain(row[index]) for row in table.rows], from_pandas=True)
+        name: pyarrow.array(_of_one_kind([_plain(row[index]) for row in table.rows]), from_pandas=True)
         for index, name in enumerate(table.columns)
     }
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), file)
     return file.getvalue()
+
+
+def _of_one_kind(values: list[Any]) -> list[Any]:
+    """A column has one type: numbers stay numbers; where a setting is a number in one run and `auto` in another, texts."""
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) <= 1:
+        return values
+    kind = float if kinds == {int, float} else str
+    return [None if value is None else kind(value) for value in values]
 
 
 FORMATS: dict[str, Callable[[Table], str | bytes]] = {

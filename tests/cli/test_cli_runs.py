@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ def test_list_shows_newest_first(rl: Any, runs_dir: Path) -> None:
         "500.0",
         "1:15",
     ]
+
+
+def test_list_counts_updates_of_runs_that_take_no_steps(rl: Any, runs_dir: Path) -> None:
+    def columns() -> list[str]:
+        lines = rl("list", "--runs-dir", runs_dir).out.splitlines()
+        return [" ".join(lines[0].split()), " ".join(lines[1].split())]
+
+    for run_id in ("first", "second", "third"):
+        make_run(runs_dir, f"offline-{run_id}").write_status("finished", counts={"updates": 4096}, wall_s=1.0)
+    headings, offline = columns()
+    assert "SEED AGENT STEPS UPDATES BEST EVAL" in headings and "CartPole-v1 7 0 4,096 " in offline
+    for run_id in ("first", "second", "third"):
+        shutil.rmtree(runs_dir / run_id)
+    headings, offline = columns()
+    assert "SEED UPDATES BEST EVAL" in headings and "CartPole-v1 7 4,096 " in offline
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

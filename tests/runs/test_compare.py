@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from rl_lab.runs import tables as tables_module
 from rl_lab.runs.compare import Comparison, compare_runs
 from rl_lab.runs.compare_report import write_export
-from rl_lab.runs.compare_tables import score_tables
+from rl_lab.runs.compare_tables import run_table, score_tables
 from rl_lab.runs.metrics_file import read_metrics, series
 from rl_lab.runs.published import published_beside, published_curves, task_of
 from rl_lab.runs.run_directory import RunDirectory
@@ -67,6 +68,9 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(made: MakeRun) -> No
 
 
 def test_groups_of_different_experiments_have_their_names(made: MakeRun) -> None:
+    others = [made("c", [1.0], name="three"), made("d", [1.0], name="three", discount=0.5)]
+    labels = [group.label for group in compare_runs([made("e", [1.0], name="one", discount=0.7), *others]).groups]
+    assert labels == ["one", "three, discount=0.9", "three, discount=0.5"], "what tells those of one name apart"
     found = compare_runs([made("a", [1.0], name="one"), made("b", [1.0], name="two", discount=0.99)])
     assert [group.label for group in found.groups] == ["one", "two"]
 
@@ -95,6 +99,27 @@ def test_what_a_reader_must_know_is_said(made: MakeRun) -> None:
     assert any("its runs are of 2 commits: " in note for note in notes)
     assert "ppo: a seed occurs more than once, so its runs are not independent" in notes
     assert f"ppo: without {METRIC}, so left out: c" in notes
+
+
+def test_runs_that_take_no_steps_are_compared_over_updates_unless_an_axis_was_asked_for(made: MakeRun) -> None:
+    def offline(run_id: str, env_frames: int = 0, rows: int = 3) -> RunDirectory:
+        run = made(run_id, [])
+        lines = [{"env_frames": env_frames, "updates": 100 * (row + 1), METRIC: float(row)} for row in range(rows)]
+        run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return run
+
+    still, online, empty = [offline("a"), offline("b", env_frames=500)], made("c", [1.0, 2.0]), made("d", [])
+    found = compare_runs([*still, empty])
+    assert found.x == "updates" and found.groups[0].members[0].curves[METRIC].x.tolist() == [100, 200, 300]
+    assert found.notes[0] == "over updates: no env_frames pass in these runs while they learn"
+    assert compare_runs([offline("e", rows=1)]).x == "updates", "an evaluation after no step"
+    asked = compare_runs(still, x="env_frames")
+    assert asked.x == "env_frames" and asked.notes[0].endswith("so that they count as they end (--x updates): a, b")
+    mixed = compare_runs([*still, online])
+    assert mixed.end("CartPole-v1", METRIC) == 2000 and len(mixed.notes) == 2, mixed.notes
+    assert sorted(mixed.scores(mixed.groups[0], "CartPole-v1").tolist()) == [2.0, 2.0, 2.0]
+    assert mixed.x == "env_frames" and mixed.notes[0].endswith("so that they count as they end (--x updates): a, b")
+    assert compare_runs([online]).notes == [] and compare_runs([made("f", [1.0])]).x == "env_frames"
 
 
 def test_a_metric_or_counter_that_is_not_there_is_answered(made: MakeRun) -> None:
@@ -302,3 +327,22 @@ def test_scores_of_several_environments_are_one_table_for_programs(made: MakeRun
     rows = json.loads((tmp_path / "json").read_text())
     assert [row["mean"] for row in rows] == [1.0, 2.0, 1.5] and "Pendulum-v1" in rows[1]["title"]
     assert (tmp_path / "latex").read_text().count(r"\begin{tabular}") == 3
+
+
+def test_of_two_evaluations_at_one_place_the_last_is_drawn() -> None:
+    curve = Curve(np.array([1.0, 2.0, 2.0]), np.array([5.0, 6.0, 7.0]))
+    found = curve.last_of_each()
+    assert (found.x.tolist(), found.y.tolist()) == ([1.0, 2.0], [5.0, 7.0])
+
+
+def test_a_parquet_column_has_one_kind_of_value() -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [["auto", 1, True, None], [5000, 2.5, 1, 3], [None, None, None, None]]
+    found = parquet.read_table(io.BytesIO(tables_module.to_parquet(Table("t", ("a", "b", "c", "d"), rows)))).to_pydict()
+    texts = {"a": ["auto", "5000", None], "c": ["True", "1", None]}
+    assert found == {**texts, "b": [1.0, 2.5, None], "d": [None, 3, None]}
+
+
+def test_the_table_of_runs_has_no_column_twice(made: MakeRun) -> None:
+    columns = run_table(compare_runs([made("a", [1.0])])).columns
+    assert len(set(columns)) == len(columns) and "seed" in columns and "updates" in columns

@@ -110,7 +110,7 @@ def to_parquet(table: Table) -> bytes:
 
 
 def _of_one_kind(values: list[Any]) -> list[Any]:
-    """A column has one type: numbers stay numbers; where a setting is a number in one run and `auto` in another, texts."""
+    """A column has one type: a setting that is a number in one run and `auto` in another becomes text."""
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) <= 1:
         return values

@@ -178,7 +178,9 @@ def _close(
     plan, best = sweep.plan, best_of(sweep.trials, sweep.plan)
     ended = sum(trial.has_ended for trial in sweep.trials)
     if not arguments.quiet:
-        say(f"{ended} of {plan.trials} trials ended in {seconds:.1f} s on {min(plan.jobs, available_cores())} cores")
+        cores = min(plan.jobs, available_cores())
+        on = "one core" if cores == 1 else f"{cores} cores"
+        say(f"{ended} of {plan.trials} trials ended in {seconds:.1f} s on {on}")
     if best is not None:
         say(f"best: trial {best.number}, {plan.metric} {format_value(best.score)}")
         for key, value in best.parameters.items():

@@ -40,6 +40,8 @@ def show(name: str, arguments: argparse.Namespace) -> int:
     parts = [_table(plan, trials, best), found]
     if fractions:
         lines = [f"  {fraction:>5.0%}  {key}" for key, fraction in fractions.items()]
+        if not any(fractions.values()):
+            lines.append("  none explains more than chance would: more trials or seeds may tell")
         parts.append("\n".join(["fraction of the scores' variance that each parameter explains by itself", *lines]))
     if pictures:
         parts.append("\n".join(f"picture: {path}" for path in pictures))
@@ -59,7 +61,7 @@ def draw(directory: SweepDirectory, plan: SweepPlan, finished: list[Trial], frac
         [_score(trial) for trial in finished],
         is_log={parameter.key: parameter.log for parameter in plan.parameters},
         metric=plan.metric,
-        title=f"{plan.name}: {len(finished)} finished trials",
+        title=f"{plan.name}: {len(finished)} finished trials, the darker the better",
         is_maximized=plan.direction == "maximize",
     )
     if fractions:

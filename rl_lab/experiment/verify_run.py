@@ -99,7 +99,7 @@ def verify_run(
         experiment.close()
     verdict = repetition.verdict
     if verdict.outcome != "identical":
-        verdict.reasons = reasons(manifest, environment_id=str(config["environment"]["id"]))
+        verdict.reasons = reasons(run, manifest, environment_id=str(config["environment"]["id"]))
     return verdict
 
 
@@ -114,9 +114,11 @@ def quietly(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def reasons(manifest: dict[str, Any], *, environment_id: str) -> list[str]:
+def reasons(run: RunDirectory, manifest: dict[str, Any], *, environment_id: str) -> list[str]:
     """Why a repetition here may differ, the likeliest first."""
-    found = [*changes_since(manifest), *git_changes_since(manifest, Path.cwd())]
+    edited = f"{run.config_path}, which has been changed since the run began (its hash in manifest.json differs)"
+    found = [*([edited] if run.has_changed_config() else [])]
+    found += [*changes_since(manifest), *git_changes_since(manifest, Path.cwd())]
     return found or [
         "nothing that is recorded differs: perhaps the environment does not follow its seed (`rl-lab envs check "
         f"{environment_id}` finds out), or files that it reads have changed"

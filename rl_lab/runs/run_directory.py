@@ -179,9 +179,13 @@ class RunDirectory:
             return self.read_manifest().get("identity")
         return None
 
+    def has_changed_config(self) -> bool:
+        """Whether config.yaml is not the one the run began with."""
+        return self.read_manifest().get("config_hash") not in (None, config_hash(self.read_config_text()))
+
     def check_config(self) -> None:
         """Refuse a config.yaml that is not the one the run began with."""
-        if self.read_manifest().get("config_hash") not in (None, config_hash(self.read_config_text())):
+        if self.has_changed_config():
             raise RunError(
                 f"{self.config_path} has been changed since run '{self.id}' began (its hash in manifest.json differs), "
                 "so it cannot be continued bit for bit. Put the file back, or begin a new run from its weights with "

@@ -56,7 +56,8 @@ def draw_importance(path: Path, fractions: Mapping[str, float], *, title: str) -
     figure = make_figure("The picture of a sweep", 960, 160 + 50 * len(fractions), dpi=DPI)
     axes = figure.add_subplot()
     names = list(fractions)[::-1]
-    axes.barh(names, [fractions[name] for name in names], color=_BLUE)
+    bars = axes.barh(names, [fractions[name] for name in names], color=_BLUE)
+    axes.bar_label(bars, [f"{fractions[name]:.0%}" for name in names], padding=4)
     axes.set_xlim(0.0, 1.0)
     axes.set_title(title, loc="left", fontweight="bold")
     write_png(path, figure, dpi=DPI)

@@ -249,6 +249,8 @@ def test_show_prints_trials_best_and_importance_and_draws(rl: Any, here: Path) -
     for name in ("parallel_coordinates", "importance"):
         assert Path(f"runs/sweeps/s/{name}.png").read_bytes().startswith(b"\x89PNG")
     facts = json.loads(rl("sweep", "show", "s", "--json").out)
+    make_record("level", *(trial(n, 0.1 * (n + 1), (0.9, 0.99)[n % 2], (1.0, 2.0, 2.0, 1.0)[n % 4]) for n in range(4)))
+    assert "none explains more than chance would: more trials or seeds may tell" in rl("sweep", "show", "level").out
     assert facts["best"] == 6 and len(facts["trials"]) == 9 and facts["importance"]["algorithm.discount"] == 0
 
 

@@ -70,6 +70,17 @@ def test_the_beginning_alone_can_be_repeated(trained: RunDirectory) -> None:
     assert verdict.checkpoint is None
 
 
+def test_a_config_that_was_changed_is_named_first(run: RunDirectory) -> None:
+    text = run.read_config_text()
+    run.config_path.write_text(text.replace("discount: 0.98", "discount: 0.9"))
+    assert run.read_config_text() != text
+    verdict = verify_run(run)
+    assert verdict.outcome == "different"
+    assert verdict.reasons[0].endswith(
+        "config.yaml, which has been changed since the run began (its hash in manifest.json differs)"
+    )
+
+
 def test_the_first_row_that_differs_ends_the_repetition_and_is_named(run: RunDirectory) -> None:
     change_row(run, 2, lambda row: row.update({"controller/entropy": row["controller/entropy"] * 1.5}))
     manifest = run.read_manifest()

@@ -17,24 +17,24 @@ from rl_lab.utils.text import printable
 
 ARGUMENTS = (
     *RUN,
-    argument("text", nargs="?", metavar="TEXT", help='one line, in quotes; "" with --replace clears them'),
+    argument("text", nargs="*", metavar="TEXT", help='one line; "" with --replace clears them'),
     argument("--replace", action="store_true", help="in place of the notes there are"),
     JSON,
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.replace and arguments.text is None:
+    if arguments.replace and not arguments.text:
         raise UsageError('--replace lacks its text: write rl-lab note RUN --replace "TEXT"; "" clears the notes.')
 
     from rl_lab.runs.index import RunIndex, resolve_run
     from rl_lab.runs.tags import add_note
 
     directory = resolve_run(arguments.run, runs_dir_of(arguments))
-    if arguments.text is None:
+    if not arguments.text:
         notes = directory.read_tags()["notes"]
     else:
-        notes = add_note(directory, arguments.text, replace=arguments.replace)
+        notes = add_note(directory, " ".join(arguments.text), replace=arguments.replace)
         RunIndex(directory.path.parent).record(directory)
     answer(arguments, {"id": directory.id, "notes": notes}, printable(notes, keep="\n") or "no notes")
     return 0

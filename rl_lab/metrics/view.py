@@ -110,9 +110,9 @@ class RunView:
         """From the last looks, else the run's own estimate, else by rule of three."""
         if self.reading is not None:
             return self.pace.eta_s(self.reading)
-        if "time/eta_s" in self.latest:
-            return self.latest["time/eta_s"]
         fraction = self.run_fraction
+        if "time/eta_s" in self.latest and fraction < 1.0:  # the last row has none of its own
+            return self.latest["time/eta_s"]
         return self.latest.get("wall_s", 0.0) * (1.0 - fraction) / fraction if fraction > 0.0 else None
 
     @property

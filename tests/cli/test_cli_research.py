@@ -132,7 +132,7 @@ def test_tags_and_notes_lie_in_the_run(rl: Any, here: Path) -> None:
     assert rl("tag", "second", "--remove", "good-one").out == "second: paper\n"
     assert rl("tag", "first").out == "first: no tags\n"
     assert rl("note", "second", "the third seed diverges").out == "the third seed diverges\n"
-    assert rl("note", "second", "or not").out == "the third seed diverges\nor not\n"
+    assert rl("note", "second", "or", "not").out == "the third seed diverges\nor not\n"
     for name in os.listdir("runs"):
         if name.startswith("index.sqlite"):
             os.unlink(Path("runs", name))

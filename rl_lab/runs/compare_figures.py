@@ -66,7 +66,8 @@ def comparison_figure(comparison: Comparison, *, spread: Band = "ci") -> Any:
 
 def _legend_title(comparison: Comparison, spread: Band) -> str:
     most = max(len(group.of(task)) for group in comparison.groups for task in comparison.tasks)
-    return BANDS[spread] if most > 1 else "one run each"
+    title = BANDS[spread] if most > 1 else "one run each"
+    return f"{title}; published: mean and std over seeds" if comparison.published else title
 
 
 def _draw_panel(

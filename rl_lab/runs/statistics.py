@@ -77,10 +77,11 @@ def estimate(aggregate: Callable[[Scores], np.ndarray], scores: Scores, *, seed:
 
 
 def estimate_improvement(ours: Scores, theirs: Scores, *, seed: int = 0) -> Estimate:
-    """Probability of improvement over another method in the same tasks, with its interval."""
+    """Probability of improvement over another method in the same tasks, with its interval where both have several
+    runs: of one run nobody knows how far another would lie from it."""
     generator = np.random.default_rng(seed)
     samples = None
-    if not (_is_single(ours) and _is_single(theirs)):
+    if not (_is_single(ours) or _is_single(theirs)):
         resampled = (_resampled(each, IMPROVEMENT_REPETITIONS, generator) for each in (ours, theirs))
         samples = improvement(*resampled)
     return _estimate(float(improvement(ours, theirs)), samples)

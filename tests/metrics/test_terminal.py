@@ -373,6 +373,12 @@ def test_progress_without_a_total_counts_phases_alike() -> None:
     view.take(row(300))
     assert view.eta_s == pytest.approx(5.0) and view.agent_steps_per_second == 100.0
     assert RunView(title="run").eta_s is None
+    ended = RunView(title="run")
+    ended.take(row(100, time__eta_s=1.0))
+    assert ended.eta_s == 1.0
+    ended.phase_fraction = 1.0
+    ended.take(row(200))
+    assert ended.eta_s == 0.0, "the last row, which has none of its own"
 
 
 # --- pace

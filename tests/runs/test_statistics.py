@@ -69,6 +69,7 @@ def test_one_run_has_no_interval() -> None:
     found = estimate(median, arrays([7.0]))
     assert found.value == 7.0 and math.isnan(found.low) and math.isnan(found.high)
     assert math.isnan(estimate_improvement(arrays([7.0]), arrays([6.0])).low)
+    assert math.isnan(estimate_improvement(arrays([7.0, 8.0]), arrays([6.0])).low), "one run has no spread"
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:

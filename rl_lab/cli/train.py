@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         from rl_lab.cli.multirun import train_all
         from rl_lab.experiment.sweep_check import check_sweep
 
-        check_sweep(sweep, arguments.config_dir)
+        check_sweep(sweep, arguments.config_dir, quiet=arguments.quiet)
         return train_all(sweep, arguments)
 
     from rl_lab.experiment import session

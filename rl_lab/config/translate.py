@@ -56,6 +56,7 @@ def is_foreign(key: str) -> bool:
 def translate(words: Iterable[str], config: Config) -> list[str]:
     """The overrides with every known word replaced by what it sets here; a sentence where it can set nothing."""
     result: list[str] = []
+    sentences: list[str] = []  # for later: a word that is refused after them makes them void
     said: dict[str, tuple[str, str, str]] = {}  # by setting: the word, its key, its value
     for word in words:
         key, _, value = word.partition("=")
@@ -65,13 +66,16 @@ def translate(words: Iterable[str], config: Config) -> list[str]:
         elif bare not in WORDS or bare in config:
             settings = [word]
         else:
-            settings = _settings(bare, value, WORDS[bare], config)
+            settings, sentence = _settings(bare, value, WORDS[bare], config)
+            sentences += [sentence] if sentence else []
         for setting in settings:
             name, _, number = setting.lstrip("+").partition("=")
             before, by, old = said.setdefault(name, (word, bare, number))
             if by != bare and old != number:
                 raise ConfigError(f"{before} and {word} both set {name}: keep one.")
         result += settings
+    for sentence in sentences:
+        say(sentence)
     return result
 
 
@@ -86,11 +90,11 @@ def hint_of_word(name: str, config: Config) -> str:
     return f" Here that is {answer}." if answer else ""
 
 
-def _settings(name: str, value: str, word: Word, config: Config) -> list[str]:
+def _settings(name: str, value: str, word: Word, config: Config) -> tuple[list[str], str]:
+    """What a word sets, and the sentence that says so."""
     given, plain = f"{name}={value}", value.strip("'\"")
     if plain in word.values and word.values[plain] is None:
-        say(f"{given} changes nothing: {word.remark}.")
-        return []
+        return [], f"{given} changes nothing: {word.remark}."
     keys = next((found for pattern in word.sets if (found := _keys(pattern, config))), [])
     is_missing = word.only and all(value_at(config, path) is None for path in word.only.split("|"))
     if not keys or is_missing:
@@ -104,9 +108,7 @@ def _settings(name: str, value: str, word: Word, config: Config) -> list[str]:
     remark = ""
     if DURATION in word.sets:
         settings, remark = _duration(given, keys[0], plain, config)
-    if keys[0] != name:
-        say(f"{given} sets {' and '.join(settings)}{remark}.")
-    return settings
+    return settings, "" if keys[0] == name else f"{given} sets {' and '.join(settings)}{remark}."
 
 
 def _refusal(given: str, word: Word, config: Config) -> str:

@@ -274,6 +274,12 @@ def test_two_words_with_two_values_for_one_setting_are_refused(words: list[str],
     assert sentence in str(refused.value)
 
 
+def test_a_refused_line_says_nothing_of_its_other_words(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError):
+        compose("ppo_cartpole", ["gamma=0.123", "n_steps=7", "tau=0.01"])  # PPO has no target network
+    assert not caplog.text
+
+
 def test_two_words_that_agree_are_one() -> None:
     config = compose("ppo_cartpole", ["lr=1e-3", "learning_rate=1e-3", "seed=1", "seed=2"])
     assert config["optimizers"]["controller"]["learning_rate"] == 1e-3 and config["seed"] == 2  # the last counts

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_lab.config.translate import _say_once
 from rl_lab.experiment import sweep_check
 from rl_lab.experiment.sweep_check import check_sweep, find_problems
 from rl_lab.types import ConfigError
@@ -43,3 +44,13 @@ def test_a_sweep_with_a_wrong_value_starts_nothing(tmp_path: Path) -> None:
     lines = str(refusal.value).splitlines()
     assert lines[0] == "1 of 2 trainings cannot run, so none was started:"
     assert lines[1].endswith("algorithm.epochs=many: algorithm.epochs is 'many'. Allowed: a whole number.")
+
+
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_quiet_says_nothing_of_what_a_word_sets(
+    is_quiet: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sweep_check, "check", lambda config: None)
+    _say_once.cache_clear()
+    find_problems([("ppo_cartpole", ["gamma=0.91"])], None, quiet=is_quiet)
+    assert ("gamma=0.91 sets algorithm.discount=0.91" in caplog.text) is not is_quiet

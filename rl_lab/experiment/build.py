@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar
 from zlib import crc32
@@ -62,6 +63,10 @@ from rl_lab.workflows.context import Parts, WorkflowContext
 EVALUATIONS, LEAST_EVALUATIONS = 10, 3  # of a run by default
 EVALUATION_ENVS, MOST_EVALUATION_ENVS = 10, 100  # where `evaluation.num_envs` is auto
 USUAL_EPISODE_STEPS = 1000  # where an environment has no limit
+UPDATE_ROUNDS, ROW_ROUNDS = (
+    4.0,
+    0.125,
+)  # what learning costs, in rounds of acting: a batch, a row of a rollout (ppo_cartpole)
 POLICY = ("components", "controllers")  # the sections of a checkpoint that act
 READERS[ScheduledNumber] = parse_number  # for buffers, which know no schedules
 
@@ -228,8 +233,8 @@ def make_plans(
 
 
 def automatic_cadence(settings: Settings, environment: Environment | None) -> Cadence:
-    """About ten evaluations in a run, the last one included; fewer where they would step environments more than
-    half as often as training does, which is what they cost.
+    """About ten evaluations in a run, the last one included; fewer, but three, where even the longest episodes would
+    cost more than a quarter of what training does.
 
     It goes by the planned steps (or updates), never by the clock: a repeated run evaluates at the same steps.
     """
@@ -242,10 +247,18 @@ def automatic_cadence(settings: Settings, environment: Environment | None) -> Ca
         whole = None if None in updates else sum(each or 0 for each in updates)
         return Cadence(None, whole // EVALUATIONS + 1 if whole and whole >= EVALUATIONS else None, place="evaluation")
     episode = look.timeout_steps or environment.spec.max_episode_steps or USUAL_EPISODE_STEPS
-    rounds, own_rounds = total // environment.num_envs, episode * -(-look.episodes // evaluation_envs(look))
-    count = min(EVALUATIONS, max(LEAST_EVALUATIONS, -(-rounds // (2 * own_rounds))))
+    own_rounds = episode * -(-look.episodes // evaluation_envs(look))
+    rounds = sum(_rounds_of(phase, environment.num_envs) for phase in settings.phases)
+    count = min(EVALUATIONS, max(LEAST_EVALUATIONS, ceil(rounds / (4 * own_rounds))))
     cycle = environment.num_envs * max(phase.collect_steps for phase in settings.phases)
     return Cadence(-(-(total + cycle) // count), None, place="evaluation")  # none at the end, where the last one is
+
+
+def _rounds_of(phase: Phase, num_envs: int) -> float:
+    """What a phase costs, counted in rounds of acting in all environments."""
+    steps = phase.duration_steps or 0
+    per_step = ROW_ROUNDS if phase.updates_per_step is None else UPDATE_ROUNDS * phase.updates_per_step
+    return steps / num_envs + (steps * per_step if phase.workflow_hooks else 0.0)
 
 
 def check(config: Config) -> None:

@@ -41,11 +41,21 @@ def test_a_run_is_evaluated_about_ten_times_by_its_planned_steps() -> None:
     assert 9 * every < 49_985 and 10 * every >= last  # nine on the way, the tenth is the one at the end
 
 
-def test_evaluations_step_half_as_often_as_the_training_at_most_unless_they_would_be_fewer_than_three() -> None:
-    every, _ = cadence_of("ppo_cartpole", "total_timesteps=300000")  # 4,688 rounds of 64; an evaluation takes up to 500
-    assert every is not None and 300_000 // every == 4  # and one at the end
-    every, _ = cadence_of("ppo_cartpole", "total_timesteps=30000")
-    assert every is not None and 30_000 // every == 2
+def evaluations_of(experiment: str, steps: int) -> int:
+    every, _ = cadence_of(experiment, f"total_timesteps={steps}")
+    return steps // (every or steps) + 1  # the one at the end
+
+
+def test_the_default_run_is_evaluated_ten_times_though_it_takes_two_seconds() -> None:
+    assert evaluations_of("ppo_cartpole", 150_000) == 10
+
+
+def test_evaluations_cost_a_quarter_of_training_at_most_unless_they_would_be_fewer_than_three() -> None:
+    """An evaluation of CartPole takes up to 500 rounds, learning from a row of a rollout as long as 1/8 of a round."""
+    assert evaluations_of("ppo_cartpole", 96_000) == 7  # 1,500 and 12,000 rounds, of which a quarter is 6.75 times 500
+    assert evaluations_of("ppo_cartpole", 30_000) == 3
+    assert evaluations_of("random_cartpole", 40_000) == 3  # 5,000 rounds: nothing is learnt
+    assert evaluations_of("dreamer_v3_cartpole", 12_600) == 10  # 3,150 rounds, and 6,000 updates like 4 each
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,9 @@ def test_a_sweep_is_checked_before_it_is_trained(
     trained = Calls(0)
     monkeypatch.setattr("rl_lab.cli.multirun.train_all", trained)
     assert rl("train", "-m", "ppo_a", "seed=0,1", "--config-dir", "mine").code == 0
-    assert checked.check_sweep.seen == [(([("ppo_a", ["seed=0"]), ("ppo_a", ["seed=1"])], Path("mine")), {"quiet": False})]
+    assert checked.check_sweep.seen == [
+        (([("ppo_a", ["seed=0"]), ("ppo_a", ["seed=1"])], Path("mine")), {"quiet": False})
+    ]
     checked.check_sweep.answer = ConfigError("1 of 2 trainings cannot run")
     assert rl("train", "-m", "seed=0,x").code == 2
     assert len(trained.seen) == 1

@@ -10,6 +10,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pyte
 
@@ -68,3 +69,37 @@ class PtyScreen:
         self.stream.close()
         self._reader.join(2.0)
         os.close(self._master)
+
+
+class BusyMachine:
+    """How long other programs kept this process from running, seen by a thread that only sleeps.
+
+    A pause counts where it is longer than the sleep and the process used no processor time in it: on an idle machine
+    nothing counts, nor does a thread of ours that keeps the others waiting by computing.
+    """
+
+    def __init__(self, interval_s: float = 0.02) -> None:
+        self._interval_s = interval_s
+        self._looks = [(time.perf_counter(), time.process_time())]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> BusyMachine:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            self._looks.append((time.perf_counter(), time.process_time()))
+
+    def lost_s(self, begin: float, end: float) -> float:
+        """Seconds between two instants in which nothing of this process could run."""
+        lost = 0.0
+        for (before, cpu_before), (after, cpu_after) in pairwise(self._looks.copy()):
+            if after > begin and before < end:
+                lost += max(0.0, after - before - 1.5 * self._interval_s - (cpu_after - cpu_before))
+        return lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -26,11 +27,11 @@ from rl_lab.training.capture import CapturedMethod
 from rl_lab.types import Batch, Counts
 from rl_lab.utils import ticker as ticker_module
 from rl_lab.utils.reports import REPORTS_VARIABLE, read_report
-from tests.metrics.terminal_screen import PtyScreen
+from tests.metrics.terminal_screen import BusyMachine, PtyScreen
 
 SLOW_S = 1.1  # how long each activity of the slow run lasts
 FRAMES_PER_SECOND = 2.0
-OLDEST_S = 0.8  # of what is shown: a frame's interval, and some for a busy machine
+OLDEST_S = 0.8  # of what is shown: a frame's interval, and some; time that other programs took apart
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def slow_experiment(monkeypatch: pytest.MonkeyPatch, collected: list[tuple[float
 def test_it_shows_every_activity_twice_a_second_while_no_row_is_written(
     terminal: PtyScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with on(terminal):
+    with on(terminal), BusyMachine() as machine:
         collected: list[tuple[float, int]] = []
         experiment = slow_experiment(monkeypatch, collected)
         try:
@@ -130,23 +131,23 @@ def test_it_shows_every_activity_twice_a_second_while_no_row_is_written(
             end = time.perf_counter()
         finally:
             experiment.close()
-        frames = terminal.between(begin, end)
+        frames, own_s = terminal.between(begin, end), end - begin - machine.lost_s(begin, end)
         print(f"{len(frames) / (end - begin):.1f} frames/s, {cost:.2%} of the time", file=sys.__stderr__)
-        assert ticks >= FRAMES_PER_SECOND * (end - begin) and cost is not None and cost <= 0.01
+        assert ticks >= FRAMES_PER_SECOND * own_s and cost is not None and cost <= 0.01
         for words in ("collecting", "compiling kernels", "updating", "evaluating", "writing the video", "saving"):
             seen = [when for when, shown in frames if re.search(rf"│ {words}\b(?! and)", shown)]
             assert seen, f"'{words}' was never shown"
-            gaps = [after - before for before, after in pairwise(seen)]
+            gaps = [after - before - machine.lost_s(before, after) for before, after in pairwise(seen)]
             assert all(gap <= OLDEST_S for gap in gaps) and len(seen) >= (1 if words == "saving" else 2), (words, gaps)
         assert any(re.search(r"evaluating [1-9]\d* of 20", shown) for _, shown in frames)
         clocks = [re.search(r"(\d:\d\d)  ", shown) for _, shown in frames]
         assert len({match[1] for match in clocks if match}) >= 5  # the clock ran, though only two rows were written
-        _check_age(frames, collected)
+        _check_age(frames, collected, machine)
         last = frames[-1][1]
         assert " steps/s" in last and not re.search(r"\b0 steps/s", last)
 
 
-def _check_age(frames: list[tuple[float, str]], collected: list[tuple[float, int]]) -> None:
+def _check_age(frames: list[tuple[float, str]], collected: list[tuple[float, int]], machine: BusyMachine) -> None:
     """What is shown while rows are collected was true a moment ago, and moves."""
     times, shown_steps = [when for when, _ in collected], []
     for when, shown in frames:
@@ -156,8 +157,29 @@ def _check_age(frames: list[tuple[float, str]], collected: list[tuple[float, int
             true_since = next(at for at, steps in collected if steps >= int(found[1])) if int(found[1]) else times[0]
             index = bisect.bisect(times, when) - 1
             is_still_true = collected[index][1] == int(found[1])
-            assert is_still_true or when - true_since <= OLDEST_S, (when - true_since, found[1])
+            age = when - true_since - machine.lost_s(true_since, when)
+            assert is_still_true or age <= OLDEST_S, (age, found[1])
     assert len(set(shown_steps)) >= 3 and shown_steps == sorted(shown_steps)
+
+
+def test_only_time_that_other_programs_took_is_lost() -> None:
+    """A process that computes, or sleeps, loses nothing; one that is halted loses how long it was."""
+    begin, child = time.perf_counter(), os.fork()
+    if child == 0:
+        with BusyMachine() as machine:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.05)
+            halted = machine.lost_s(begin, time.perf_counter() + 1.0)
+        os._exit(0 if halted >= 0.1 else 1)
+    os.waitpid(child, os.WUNTRACED)
+    time.sleep(0.2)
+    os.kill(child, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with BusyMachine() as machine:
+        begin, cpu = time.perf_counter(), time.process_time()
+        sum(range(10_000_000))  # one call, in which no other thread runs
+        used = time.process_time() - cpu
+        assert machine.lost_s(begin, time.perf_counter()) <= time.perf_counter() - begin - used + 0.05
 
 
 # --- what it looks like ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rl_lab.components.planners.cma_es import CMAES
 from rl_lab.components.world_model.conv_vae import ConvVAE, draw_latent, vae_loss
 from rl_lab.components.world_model.mdn_rnn import MDNRNN, DreamStarts, Mixture, mdn_rnn_loss
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, MissingExtraError
-from rl_lab.utils.tree import equal
+from rl_lab.utils.tree import equal, leaves_with_paths
 from tests.tiny_dreamer import random_rows
 
 SMALL_IMAGE = {"image": ArraySpec((16, 16, 1), "uint8")}
@@ -309,6 +309,19 @@ def test_evolution_goes_on_exactly_from_plain_values(generations: int, is_asked:
             each.tell(population, reward(population))
         found.append(torch.stack(evolve(each, 12)))
     assert torch.equal(found[0], found[1])
+
+
+def test_a_saved_strategy_holds_its_two_matrices_once() -> None:
+    torch.manual_seed(2)
+    evolution = CMAES(population=8, initial_std=0.3)
+    evolution.begin(torch.zeros(60))
+    evolve(evolution, 5)
+    state = evolution.get_state()
+    sizes = [leaf.nbytes for _, leaf in leaves_with_paths(state["strategy"]) if isinstance(leaf, Tensor)]
+    assert 2 * 60 * 60 * 8 <= sum(sizes) < 2.4 * 60 * 60 * 8  # the covariance and its eigenvectors, float64
+    again = CMAES(population=8, initial_std=0.3)
+    again.set_state(state)
+    assert again._strategy.C is again._strategy.sm.C and again._strategy.B is again._strategy.sm.B
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ checkpoint holds no pickle. Its draws come from torch's generator, which a check
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -108,24 +109,36 @@ class CMAES:
         return drawn.copy()
 
 
-def _values_of(owner: Any) -> dict[str, Any]:
-    """Plain values among the attributes of an object of the library, and of the objects of the library it holds."""
+def _values_of(owner: Any, place: str = "", seen: dict[int, str] | None = None) -> dict[str, Any]:
+    """Plain values among the attributes of an object of the library, and of the objects of the library it holds.
+
+    The strategy and its sampler hold the same covariance and eigenvectors, n x n each: an array is saved where it is
+    met first, and named there where it is met again.
+    """
     values: dict[str, Any] = {}
+    seen = {} if seen is None else seen
     for name, value in sorted(vars(owner).items()):
         if name in NO_STATE:
             continue
-        if _is_plain(value):
+        if isinstance(value, np.ndarray) and id(value) in seen:
+            values[name] = {"same": seen[id(value)]}
+        elif _is_plain(value):
             values[name] = _saved(value)
+            if isinstance(value, np.ndarray):
+                seen[id(value)] = f"{place}{name}"
         elif type(value).__module__.startswith("cma."):
-            values[name] = {"attributes": _values_of(value)}
+            values[name] = {"attributes": _values_of(value, f"{place}{name}.", seen)}
     return values
 
 
-def _restore(owner: Any, values: dict[str, Any]) -> None:
-    """The same values into an object made anew; which objects there are, and of which classes, it knows by itself."""
+def _restore(strategy: Any, values: dict[str, Any], owner: Any = None) -> None:
+    """The same values into objects made anew; which there are, and of which classes, these know by themselves."""
+    owner = strategy if owner is None else owner
     for name, value in values.items():
         if isinstance(value, dict) and "attributes" in value:
-            _restore(getattr(owner, name), value["attributes"])
+            _restore(strategy, value["attributes"], getattr(owner, name))
+        elif isinstance(value, dict) and "same" in value:
+            setattr(owner, name, attrgetter(value["same"])(strategy))
         else:
             setattr(owner, name, _read(value))
 

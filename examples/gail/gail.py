@@ -79,8 +79,10 @@ class GAIL(PPO):
 
     def update_discriminator(self, batch: Batch, *, phase: Phase) -> Metrics:
         """The hook: listed before update_controller, it leaves its reward in the batch for that one."""
-        metrics = named(self.discriminator_optimizer.prepare(phase.progress), "discriminator")
         valid = ~batch["is_last"][:, :-1]  # no action moved anything on an episode's last row
+        if not bool(valid.any()):
+            return {}  # nothing was decided, so nothing can be told apart; update_controller skips such a batch, too
+        metrics = named(self.discriminator_optimizer.prepare(phase.progress), "discriminator")
         ours = {key: batch[key][:, :-1][valid] for key in self.demonstrations.keys}
         for _ in range(self.discriminator_steps):
             loss = self.discriminator_loss(ours, self.demonstrations.sample(len(ours["action"])))

@@ -75,6 +75,10 @@ def test_each_hook_changes_its_own_parts_and_the_reward_is_the_discriminators(da
     expected = torch.where(batch["is_last"][:, :-1], 0.0, -torch.log(1.0 - probability))
     torch.testing.assert_close(batch["reward"][:, 1:], expected)
     assert changed("update_controller", batch) == {"actor", "critic"}
+    batch["is_last"] = torch.ones(4, 9, dtype=torch.bool)  # every row ended an episode: no mean of nothing
+    for hook in ("update_discriminator", "update_controller"):
+        assert getattr(workflow, hook)(batch, phase=PHASE) == {}
+    assert all(torch.isfinite(each).all() for part in parts.values() for each in part.parameters())
     trained.close()
 
 

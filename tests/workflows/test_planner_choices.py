@@ -73,6 +73,17 @@ def test_no_planner_is_none_even_where_the_experiment_has_numbers_for_one() -> N
     assert compose("tdmpc2_pendulum", ["planner=none", "preset=debug"])["controllers"]["planner"] is None
 
 
+@pytest.mark.parametrize("experiment", ["dreamer_v3_pendulum", "dreamer_v2", "dreamer_v3_2023", "planet_pendulum"])
+def test_the_debug_preset_shrinks_every_planner_and_brings_none(experiment: str) -> None:
+    for planner in ("mppi", "cem"):
+        words = ["preset=debug", f"planner={planner}"]
+        found = compose(experiment, words)["controllers"]["planner"]
+        assert (found["candidates"], found["best"], found["iterations"]) == (50, 5, 2)
+    assert (compose(experiment, ["preset=debug"])["controllers"]["planner"] is None) == experiment.startswith("dreamer")
+    own = compose(experiment, [*words, "controllers.planner.candidates=70"])["controllers"]["planner"]
+    assert own["candidates"] == 70
+
+
 def test_a_size_leaves_out_what_the_experiment_leaves_out() -> None:
     assert compose("tdmpc2_pendulum", ["size=tdmpc2/1m"])["components"]["continue_head"] is None
     assert compose("tdmpc2", ["size=tdmpc2/1m", "components.continue_head=null"])["components"]["continue_head"] is None

@@ -28,6 +28,7 @@ from rl_lab.environments.checker import Finding
 from rl_lab.environments.factory import make_environment
 from rl_lab.environments.gymnasium_form import make_gymnasium
 from rl_lab.environments.handed import EnvSource, hand_over, is_handed, is_one
+from rl_lab.environments.several import task_number
 from rl_lab.experiment import session
 from rl_lab.experiment.build import Agent, Experiment
 from rl_lab.experiment.collect import Dataset, Format, Request, collect_random, collect_run
@@ -284,6 +285,7 @@ def play(
     run: RunReference,
     *,
     episodes: int = 1,
+    task: str | int | None = None,
     output: str | Path | None = None,
     checkpoint: str | Path = "latest",
     seed: int | None = None,
@@ -291,14 +293,16 @@ def play(
     runs_dir: str | Path | None = None,
     trust: Sequence[str] = (),
 ) -> Path | None:
-    """Watch a policy: in a window where there is a display, else (or with `output`) as an mp4."""
+    """Watch a policy: in a window where there is a display, else (or with `output`) as an mp4. Of several tasks each is
+    played, or `task` alone, by name or number."""
     from rl_lab.collection.viewer import can_show, show
 
     with _acting(run, runs_dir, checkpoint, seed, trust, env) as (directory, agent, evaluator):
-        recordings = evaluator.record_episodes(agent.workflow.act, episodes=episodes)
+        spec = agent.workflow.context.spec
+        recordings = evaluator.record_episodes(agent.workflow.act, episodes=episodes, task=task_number(spec, task))
         frames = [frame for recording in recordings for frame in recording.frames]
         if not frames:
-            raise RunError(f"{evaluator.environment.spec.id} cannot render, so there is nothing to show.")
+            raise RunError(f"{spec.id} cannot render, so there is nothing to show.")
     if output is None and can_show():
         show(frames, fps=recordings[0].fps, title=directory.id)
         return None

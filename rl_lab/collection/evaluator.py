@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from rl_lab.collection.collector import Policy, row_of, to_time_step
 from rl_lab.collection.episodes import EpisodeTracker, episode_quota, outcome_metrics
-from rl_lab.environments.base import Environment
+from rl_lab.environments.base import Environment, TaskEnvironment
 from rl_lab.types import Batch, EnvRows, Episode, Metrics, StateTree
 
 DEFAULT_TIMEOUT_STEPS = 100_000  # agent steps after which an episode is cut where the environment has no limit
@@ -114,36 +114,51 @@ class Evaluator:
         return {key: torch.stack([row[key] for row in kept], dim=1) for key in kept[0]}
 
     def record(self, policy: Policy, *, max_frames: int = 2000) -> Recording | None:
-        """Render one episode; None where the environment cannot render."""
+        """Render one episode, or one of each task after the other; None where the environment cannot render."""
         recordings = self.record_episodes(policy, episodes=1, max_frames=max_frames)
-        return recordings[0] if recordings else None
+        if not recordings:
+            return None
+        frames = [frame for recording in recordings for frame in recording.frames]
+        returns = [recording.episode_return for recording in recordings]
+        return Recording(frames, recordings[0].fps, sum(returns) / len(returns))
 
-    def record_episodes(self, policy: Policy, *, episodes: int, max_frames: int = 2000) -> list[Recording]:
-        """Render episodes in an environment of their own, each cut after `max_frames`."""
+    def record_episodes(
+        self, policy: Policy, *, episodes: int, max_frames: int = 2000, task: int | None = None
+    ) -> list[Recording]:
+        """Render episodes in an environment of their own, each cut after `max_frames`; of each task so many, or of one
+        alone. All frames have one size."""
         environment = self.make_render_environment()
         recordings: list[Recording] = []
         try:
-            rows = environment.reset()
-            state: Any = None
-            for _ in range(episodes):
-                frames = [environment.render()]
-                total = 0.0
-                while frames[-1] is not None and len(frames) < max_frames and not rows.is_last[0]:
-                    rows, state = self._advance(policy, environment, rows, state)
-                    total += float(rows.reward[0])
-                    frames.append(environment.render())
-                shown = [frame for frame in frames if frame is not None]
-                if not shown:
-                    return []
-                recordings.append(Recording(shown, environment.spec.render_fps, total))
-                while not rows.is_first[0] and len(recordings) < episodes:
-                    rows, state = self._advance(policy, environment, rows, state)
+            for number in range(max(1, len(environment.spec.tasks))) if task is None else (task,):
+                if isinstance(environment, TaskEnvironment):
+                    environment.show_task(number)
+                recordings += self._record(policy, environment, episodes, max_frames)
         finally:
             for sentence in environment.drain_events():
                 if sentence not in self._reported:
                     self._reported.add(sentence)
                     self.report(sentence)
             environment.close()
+        return _of_one_size(recordings)
+
+    def _record(self, policy: Policy, environment: Environment, episodes: int, max_frames: int) -> list[Recording]:
+        recordings: list[Recording] = []
+        rows = environment.reset()
+        state: Any = None
+        for _ in range(episodes):
+            frames = [environment.render()]
+            total = 0.0
+            while frames[-1] is not None and len(frames) < max_frames and not rows.is_last[0]:
+                rows, state = self._advance(policy, environment, rows, state)
+                total += float(rows.reward[0])
+                frames.append(environment.render())
+            shown = [frame for frame in frames if frame is not None]
+            if not shown:
+                return []
+            recordings.append(Recording(shown, environment.spec.render_fps, total))
+            while not rows.is_first[0] and len(recordings) < episodes:
+                rows, state = self._advance(policy, environment, rows, state)
         return recordings
 
     def _advance(self, policy: Policy, environment: Environment, rows: EnvRows, state: Any) -> tuple[EnvRows, Any]:
@@ -175,3 +190,16 @@ class Evaluator:
                 environment.close()
             del self.environment
         self._wide, self._starts = {}, {}
+
+
+def _of_one_size(recordings: list[Recording]) -> list[Recording]:
+    """Frames of a smaller task get a black edge, right and below."""
+    sizes = {frame.shape for recording in recordings for frame in recording.frames}
+    if len(sizes) < 2:
+        return recordings
+    height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
+
+    def padded(frame: np.ndarray) -> np.ndarray:
+        return np.pad(frame, ((0, height - frame.shape[0]), (0, width - frame.shape[1]), (0, 0)))
+
+    return [replace(recording, frames=[padded(frame) for frame in recording.frames]) for recording in recordings]

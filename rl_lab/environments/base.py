@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,3 +41,11 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Release processes, windows and memory."""
+
+
+@runtime_checkable
+class TaskEnvironment(Protocol):
+    """An environment of several tasks, of which one is to be seen."""
+
+    def show_task(self, task: int) -> None:
+        """Play this task, by its number, from the next reset on."""

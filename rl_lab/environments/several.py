@@ -20,7 +20,7 @@ from rl_lab.environments.actions import ActionConverter
 from rl_lab.environments.base import Environment
 from rl_lab.environments.recipe import Blueprint
 from rl_lab.environments.spaces import ObservationConverter
-from rl_lab.types import ArraySpec, ConfigError, EnvRows, EnvSpec, StateTree, TaskSpec
+from rl_lab.types import ArraySpec, ConfigError, EnvRows, EnvSpec, StateTree, TaskSpec, did_you_mean
 
 TASK = "task"
 
@@ -65,6 +65,13 @@ class SeveralTasks:
         self.environments = list(environments)
         self.indices = [np.arange(index, num_envs, count) for index in range(count)]  # nobody's where there are fewer
         self._returns = np.zeros(num_envs, np.float64)
+        self._shown = 0
+
+    def show_task(self, task: int) -> None:
+        """Where fewer environments than tasks are played, which is to be seen: the first plays this one from its next
+        reset on."""
+        assert self.num_envs == 1, "more than one environment: each has its own task"
+        self._shown, self.indices = task, [np.arange(number == task) for number in range(len(self.environments))]
 
     def reset(self) -> EnvRows:
         return self._join([environment.reset() for environment in self.environments])
@@ -107,7 +114,7 @@ class SeveralTasks:
         self._returns = np.asarray(state["returns"]).copy()
 
     def render(self) -> np.ndarray | None:
-        return self.environments[0].render()
+        return self.environments[self._shown].render()
 
     def drain_events(self) -> list[str]:
         return [sentence for environment in self.environments for sentence in environment.drain_events()]
@@ -115,6 +122,23 @@ class SeveralTasks:
     def close(self) -> None:
         for environment in self.environments:
             environment.close()
+
+
+def task_number(spec: EnvSpec, wanted: str | int | None) -> int | None:
+    """Which of its tasks is meant, by name or number; None: all of them."""
+    if wanted is None:
+        return None
+    names = [task.name for task in spec.tasks]
+    if not names:
+        raise ConfigError(f"{spec.id} is one task: leave out --task {wanted}.")
+    if str(wanted) in names:
+        return names.index(str(wanted))
+    if str(wanted).isdecimal() and int(wanted) < len(names):
+        return int(wanted)
+    raise ConfigError(
+        f"{spec.id} has no task '{wanted}'.{did_you_mean(str(wanted), names)} Write its name or number: "
+        f"{', '.join(f'{number} {name}' for number, name in enumerate(names))}."
+    )
 
 
 def return_of(task: TaskSpec) -> str:

@@ -178,9 +178,10 @@ def test_evaluate_quiet_is_one_number(rl: Any, fake: Any, runs_dir: Path) -> Non
 
 def test_play_says_where_the_video_lies(rl: Any, fake: Any) -> None:
     api = fake("api", play=Calls(Path("out.mp4")))
-    assert rl("play", "@last", "--output", "out.mp4", "--episodes", "2").out == "video: out.mp4\n"
+    assert rl("play", "@last", "--output", "out.mp4", "--episodes", "2", "--task", "1").out == "video: out.mp4\n"
     (_, keywords), *_ = api.play.seen
     assert keywords["output"] == Path("out.mp4") and keywords["episodes"] == 2 and keywords["checkpoint"] == "latest"
+    assert keywords["task"] == "1"
 
 
 def test_play_in_a_window_prints_nothing(rl: Any, fake: Any) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
+from rl_lab.collection.evaluator import Evaluator
 from rl_lab.environments.factory import make_environment
 from rl_lab.environments.saved import from_plain, to_plain
-from rl_lab.environments.several import SeveralTasks
+from rl_lab.environments.several import SeveralTasks, task_number
 from rl_lab.experiment.trust import _modules
-from rl_lab.types import ConfigError, EnvRows, TaskSpec
+from rl_lab.types import ConfigError, EnvRows, PolicyStep, TaskSpec, TimeStep
 
 
 class Wide(gym.Env):
@@ -144,3 +146,48 @@ def test_what_cannot_be_one_environment_is_refused(tasks: list[Any], settings: d
 def test_packages_that_tasks_import_need_consent() -> None:
     config = {"environment": {"id": "both", "tasks": ["theirs:Env-v0", {"id": "others:Env-v0"}]}}
     assert dict(_modules(config)) == {"theirs": "environment.tasks.0", "others": "environment.tasks.1.id"}
+
+
+def evaluator_of_both() -> Evaluator:
+    """Task 0 is drawn as 2 x 4 pixels of 10, task 1 as 4 x 2 of 20; its episodes last 4 steps."""
+
+    def make_rendered() -> SeveralTasks:
+        environment = make([{"id": TASKS[0], "time_limit": 6}, TASKS[1]], 1, stream="play_environment")
+        for number, shape in enumerate([(2, 4, 3), (4, 2, 3)]):
+            frame = np.full(shape, 10 * (number + 1), np.uint8)
+            environment.environments[number].render = lambda frame=frame: frame  # type: ignore[method-assign]
+        return environment
+
+    return Evaluator(make_rendered, make_render_environment=make_rendered, device=torch.device("cpu"))
+
+
+def act(time_step: TimeStep, state: Any, *, mode: str) -> PolicyStep:
+    seen.append(int(time_step.observation["task"][0]))
+    return PolicyStep(torch.ones(1, 3))
+
+
+seen: list[int] = []
+
+
+def test_every_task_is_recorded_after_the_other_or_one_alone() -> None:
+    seen.clear()
+    recordings = evaluator_of_both().record_episodes(act, episodes=2)
+    assert [len(recording.frames) for recording in recordings] == [7, 7, 5, 5]
+    assert [recording.frames[0].max() for recording in recordings] == [10, 10, 20, 20]
+    assert {frame.shape for recording in recordings for frame in recording.frames} == {(4, 4, 3)}  # black edges
+    assert seen == sorted(seen) and recordings[2].episode_return == 4 * 3 * 2.0  # four steps of (2, 2, 2)
+    alone = evaluator_of_both().record_episodes(act, episodes=1, task=1)
+    assert [recording.frames[0].shape for recording in alone] == [(4, 2, 3)]
+    whole = evaluator_of_both().record(act)
+    assert whole is not None and [frame.max() for frame in whole.frames] == [10] * 7 + [20] * 5
+
+
+def test_a_task_is_named_or_numbered() -> None:
+    spec = make().spec
+    assert [task_number(spec, wanted) for wanted in (None, 1, "0", TASKS[1])] == [None, 1, 0, 1]
+    with pytest.raises(ConfigError, match=r"both has no task 'tests/Wid-v0'. Did you mean 'tests/Wide-v0'\? Write its"):
+        task_number(spec, "tests/Wid-v0")
+    with pytest.raises(ConfigError, match="0 rl_lab/PointMass-v0, 1 tests/Wide-v0"):
+        task_number(spec, 2)
+    with pytest.raises(ConfigError, match="Counter-v0 is one task: leave out --task x"):
+        task_number(make_environment(id="rl_lab/Counter-v0").spec, "x")

@@ -8,6 +8,7 @@ from rl_lab.types import Metrics
 from rl_lab.utils.timing import Stopwatch
 
 SECTIONS = ("environment", "policy", "device", "update", "evaluation", "checkpoint", "logging")
+AFTERWARDS = ("video", "report")  # when training is over, which they are no part of
 
 
 class TimeSplit:
@@ -25,13 +26,17 @@ class TimeSplit:
     def whole(self) -> Metrics:
         """`time/*_fraction` since the beginning, for the panel and the end-of-run report."""
         now, section = self._reading(), self._stopwatch.current
+        under_way_s = perf_counter() - self._stopwatch.since
         if section in SECTIONS:  # the one under way included: one update may take a minute
-            now[section] += perf_counter() - self._stopwatch.since
+            now[section] += under_way_s
+        elif section in AFTERWARDS:
+            now["elapsed"] -= under_way_s
         return _fractions(self._first, now)
 
     def _reading(self) -> dict[str, float]:
-        seconds = {section: self._stopwatch.seconds.get(section, 0.0) for section in SECTIONS}
-        return {**seconds, "elapsed": self._stopwatch.elapsed()}
+        measured, elapsed = self._stopwatch.seconds, self._stopwatch.elapsed()
+        seconds = {section: measured.get(section, 0.0) for section in SECTIONS}
+        return {**seconds, "elapsed": elapsed - sum(measured.get(section, 0.0) for section in AFTERWARDS)}
 
 
 def _fractions(before: dict[str, float], after: dict[str, float]) -> Metrics:

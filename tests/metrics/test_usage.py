@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import psutil
@@ -55,6 +56,20 @@ def test_an_empty_window_has_no_fractions_and_overhead_is_never_negative() -> No
     stopwatch.add("update", 1.5)  # a section may end after the clock was read
     stopwatch.now = 1.0
     assert split.window()["time/overhead_fraction"] == 0.0
+
+
+def test_video_and_report_come_after_training_and_are_no_overhead_of_it() -> None:
+    stopwatch = FixedStopwatch()
+    split = TimeSplit(stopwatch)
+    stopwatch.add("update", 3.0)
+    stopwatch.now = 4.0
+    before = split.whole()
+    stopwatch.add("video", 6.0)
+    stopwatch.now = 10.0
+    assert split.whole() == before and before["time/overhead_fraction"] == 0.25
+    stopwatch.current, stopwatch.since = "report", time.perf_counter() - 2.0  # under way for two seconds
+    stopwatch.now = 12.0
+    assert split.whole()["time/update_fraction"] == pytest.approx(0.75, abs=0.01)
 
 
 def test_a_real_stopwatch_can_be_split() -> None:

@@ -179,6 +179,13 @@ def test_resume_existing_refuses_other_settings_with_the_difference(finished: ap
     ]
 
 
+def test_resume_existing_says_how_a_run_becomes_longer(finished: api.Run) -> None:
+    length = "training.phases.train.duration_steps=9000"
+    with pytest.raises(ConfigError) as refusal:
+        train(finished.path.parent, length, run_id="finished", seed=3, resume_existing=True)
+    assert "`rl-lab resume finished training.phases.0.duration_steps=9000`" in str(refusal.value)
+
+
 def test_many_differences_are_not_all_listed(finished: api.Run) -> None:
     with pytest.raises(ConfigError, match=r"(?s)asked for:.*\.\.\. and \d+ more\n  To go on"):
         api.train("dqn_cartpole", run_id="finished", runs_dir=finished.path.parent, resume_existing=True)

@@ -61,11 +61,17 @@ def plan(sweep: Sequence[tuple[str, list[str]]], arguments: argparse.Namespace) 
         own = [experiment] * several_experiments + [word for word in overrides if word not in shared]
         label = " ".join(own) or experiment or f"run {index}"
         base = arguments.run_id or f"{experiment or 'train'}-{stamp}"
-        run_id = slug("-".join([base, *(word.rpartition(".")[2].replace("=", "") for word in own)]))
+        run_id = slug("-".join([base, *map(_short, own)]))
         if any(run_id == member.run_id for member in members):
             run_id = f"{run_id}-{index}"
         members.append(Member(label, run_id, _command(experiment, overrides, run_id, arguments)))
     return members
+
+
+def _short(word: str) -> str:
+    """`algorithm.discount=0.9` as discount0.9, for a run's id."""
+    key, _, value = word.partition("=")
+    return f"{key.rpartition('.')[2]}{value}"
 
 
 def _command(experiment: str, overrides: list[str], run_id: str, arguments: argparse.Namespace) -> list[str]:

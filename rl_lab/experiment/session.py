@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.config.compose import to_yaml
+from rl_lab.config.phases import is_extension
 from rl_lab.config.schema import read_settings, refuse_steps_that_never_come
 from rl_lab.config.translate import unsaid
 from rl_lab.environments.handed import is_handed
@@ -67,6 +68,9 @@ def _continue_as_asked(
     theirs = load_config(run)
     if found := differences(theirs, pinned_as(run, theirs, config), overrides):
         more = [f"... and {len(found) - 8} more"] if len(found) > 8 else []
+        if all(is_extension(line.partition(":")[0]) for line in found):
+            word = f"{found[0].partition(':')[0]}={found[0].split()[-3]}"
+            more.append(f"How long it goes on may be changed, with `rl-lab resume {run.id} {word}`.")
         raise ConfigError(
             "\n  ".join([f"Run {run.id} has other settings than those asked for:", *found[:8], *more])
             + f"\n  To go on with its own, write `rl-lab resume {run.id}`; for others choose another --run-id."

@@ -53,6 +53,11 @@ def test_members_are_named_by_what_they_do_not_share() -> None:
     ]
 
 
+def test_a_run_is_named_by_whole_values() -> None:
+    members = plan([("a", [f"algorithm.discount={value}"]) for value in ("0.9", "0.99")], arguments_of(run_id="x"))
+    assert [member.run_id for member in members] == ["x-discount0.9", "x-discount0.99"]
+
+
 def test_members_of_several_experiments_carry_their_names() -> None:
     members = plan([("a", []), ("b", [])], arguments_of())
     assert [member.label for member in members] == ["a", "b"]

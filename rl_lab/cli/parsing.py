@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rl_lab.config.words import ALL_WORDS, OWN_OPTIONS
+from rl_lab.config.words import ALL_WORDS, OWN_OPTIONS, WORDS
 
 Argument = Callable[[argparse.ArgumentParser], object]  # adds itself to a parser
 DEFAULT_RUNS_DIR = Path("runs")
@@ -116,8 +116,8 @@ def settings_from_options(
             result.append(f"{key}={value}")
         elif waiting and not waiting[0].startswith("--") and "=" not in waiting[0]:
             result.append(f"{key}={waiting.pop(0)}")
-        elif is_sweep or "." in key:
-            result.append(f"{key}=true")
+        elif is_sweep or "." in key or (key in WORDS and not WORDS[key].sets):
+            result.append(f"{key}=true")  # --render: a word that only has an answer gets it
         else:
             raise UsageError(f"{option} lacks its value: write {key}=VALUE, or {option} VALUE.")
     return result
@@ -148,8 +148,12 @@ def one_name(words: Iterable[str], what: str) -> tuple[str | None, list[str]]:
         if word in SETTING_WORDS:  # seed 3, seed = 3
             value = next((each for each in names[2:] if each != "="), "VALUE")
             raise UsageError(f"'{names[1]}' is a setting: write it without spaces, {word}={value}")
+        environment, other = sorted(names[:2], key=lambda name: not re.search(r"-v\d+$", name))
+        is_pair = what == "experiment" and re.search(r"-v\d+$", environment) and not re.search(r"-v\d+$", other)
+        hint = f" Did you mean {environment}:{other.lower()}?" if is_pair else ""
         raise UsageError(
-            f"'{names[1]}' is a second {what} after '{names[0]}'; one is allowed. Overrides are written key=value."
+            f"'{names[1]}' is a second {what} after '{names[0]}'; one is allowed.{hint} "
+            "Overrides are written key=value."
         )
     return (names[0] if names else None), overrides
 

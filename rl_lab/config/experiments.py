@@ -123,13 +123,14 @@ def _resolve_name(experiment: str, groups: Groups, config_dir: Path | None) -> t
     if experiment in groups["algorithm"]:
         return None, [f"algorithm={experiment}", f"experiment.name={experiment}"]
     raise ConfigError(
-        f"There is no experiment '{experiment}'.{_hint_of_name(experiment, names, groups['algorithm'])} "
+        f"There is no experiment '{experiment}'.{_hint_of_name(experiment, names, groups)} "
         "`rl-lab experiments` lists them; ENVIRONMENT:ALGORITHM, such as CartPole-v1:ppo, names any other."
     )
 
 
-def _hint_of_name(word: str, names: Sequence[str], algorithms: Sequence[str]) -> str:
+def _hint_of_name(word: str, names: Sequence[str], groups: Groups) -> str:
     """What a word that names no experiment is likely to mean: an algorithm, an environment, or a part of some names."""
+    algorithms = groups["algorithm"]
     if word.lower() in (*names, *algorithms):
         return f" Did you mean '{word.lower()}'?"
     if re.search(r"-v\d+$", word):
@@ -138,6 +139,12 @@ def _hint_of_name(word: str, names: Sequence[str], algorithms: Sequence[str]) ->
     if parts:
         first = [name for name in parts if name == DEFAULT_EXPERIMENT]
         return f" Those of that name: {', '.join([*first, *(name for name in parts if name not in first)])}."
+    for environment in groups["environment"]:
+        suite, _, name = environment.rpartition("/")
+        if word.lower() == name:  # breakout
+            made_for = f"ppo_{suite}"
+            command = f"{made_for} environment={environment}" if made_for in names else f"{environment}:ppo"
+            return f" An environment has that name: rl-lab train {command}."
     return did_you_mean(word, [*names, *algorithms])
 
 

@@ -39,6 +39,7 @@ OWN_OPTIONS = (
     "task",
     "memory",
     "decoder",
+    "planner",
     "exploration",
     "environment",
     "runtime",
@@ -148,6 +149,9 @@ TABLE: dict[tuple[str, ...], Word] = {
     ("run_name", "exp_name", "experiment_name"): Word(("experiment.name",)),
     ("run_id",): Word(("runs.id",)),
     ("capture_video", "record_video", "save_video"): Word(("evaluation.video",)),
+    ("render", "render_mode", "render_env"): Word(
+        answer="training draws nothing: `rl-lab play RUN` shows a policy, evaluation.video_every=1 films evaluations"
+    ),
 }
 WORDS: dict[str, Word] = {name: word for names, word in TABLE.items() for name in names}
 ALL_WORDS = (*ENVIRONMENT_WORDS, *ALGORITHM_WORDS, *WORDS)

@@ -152,7 +152,8 @@ def newest_version(name: str) -> str | None:
 
 
 def _unknown(module: str, name: str) -> str:
-    newest = newest_version(name)
+    alike = (key for key in gym.registry if re.sub(r"-v\d+$", "", key).lower() == re.sub(r"-v\d+$", "", name).lower())
+    newest = newest_version(name) or newest_version(next(alike, ""))  # cartpole
     if newest is not None:
         cure = f"{module}:{newest}" if module else newest
         return f"environment.id '{name}' is not registered; this environment is now called '{newest}'. Write {cure}."

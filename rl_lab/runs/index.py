@@ -344,6 +344,7 @@ def resolve_run(reference: str | Path, runs_dir: str | Path) -> RunDirectory:
         return RunDirectory.open(text)
     near = [run_id for run_id in ids if text and text in run_id][:3]
     near = near or get_close_matches(text, ids, n=3, cutoff=0.4) or ids[:3]
+    near = [f"@{text}"] if text in ("last", "best") else near
     hint = f" Nearest: {', '.join(near)}." if near else " There are no runs there yet: `rl-lab train` makes one."
     raise RunError(f"There is no run '{text}' in {index.runs_dir}.{hint} `rl-lab list` shows them all.")
 

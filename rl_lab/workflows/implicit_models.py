@@ -41,7 +41,7 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
     """Latents that predict rewards, values and each other; a policy that proposes plans, and a planner."""
 
     captured: ClassVar[tuple[str, ...]] = ("learn", "respond")
-    not_exportable = "it plans anew at every step, with draws of its own, and has no network that acts alone"
+    not_exportable = "it plans anew at every step, with draws of its own; one trained with planner=none can leave"
     part_groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "world_model": ("encoder", "dynamics", "reward_head", "continue_head")
     }
@@ -75,6 +75,8 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
         self.actor: Network = context.controllers.require("actor", Network)
         self.critic: Critic = context.controllers.require("critic", Critic)
         self.planner: Planner | None = context.controllers.optional("planner", Planner)
+        if self.planner is None:
+            self.not_exportable = ""  # type: ignore[misc]  # the policy acts alone
         candidates = getattr(self.planner, "candidates", self.policy_plans)
         if self.policy_plans > candidates:
             raise ConfigError(

@@ -36,6 +36,26 @@ MISTAKES = [
     ("train --env NoSuchEnv-v0", "environment.id 'NoSuchEnv-v0' is not registered. `rl-lab envs` lists all ids;"),
     ("train ppo_cartpole runtime.precision=fp8", "'fp8' is not known; allowed: fp32, bf16, fp16."),
     ("train ppo_cartpole logging.rules.kl_hihg.above=1", "no rule is called 'kl_hihg'. Did you mean 'kl_high'?"),
+    (
+        "train PPO CartPole-v1",
+        "'CartPole-v1' is a second experiment after 'PPO'; one is allowed. Did you mean CartPole-v1:ppo?",
+    ),
+    (
+        "train CartPole-v1 DQN",
+        "'DQN' is a second experiment after 'CartPole-v1'; one is allowed. Did you mean CartPole-v1:dqn?",
+    ),
+    ("train breakout", "An environment has that name: rl-lab train ppo_atari environment=atari/breakout."),
+    ("train walker_walk", "An environment has that name: rl-lab train dmc/walker_walk:ppo."),
+    (
+        "train ppo_cartpole --render",
+        "training draws nothing: `rl-lab play RUN` shows a policy, evaluation.video_every=1",
+    ),
+    ("train ppo_cartpole render_mode=human", "render_mode is not a setting here: training draws nothing:"),
+    ("train ppo_cartpole --wandb", "wandb is not a setting here: logging.writers=[wandb]"),
+    (
+        "envs show cartpole",
+        "'cartpole' is not registered; this environment is now called 'CartPole-v1'. Write CartPole-v1.",
+    ),
     ("resume", "the following arguments are required: RUN\n"),
     ("tag", "the following arguments are required: RUN\n"),
     ("config explain algorithm.gamma", "algorithm.gamma is not a setting. Here that is 'algorithm.discount'."),

@@ -21,9 +21,11 @@ from rl_lab.policy import Policy
 from rl_lab.types import ConfigError, MissingExtraError, PolicyStep, RunError
 from rl_lab.workflows.ppo import PPO
 from tests.tiny_dreamer import TINY_OLDER_DREAMER, TINY_PARTS
+from tests.tiny_tdmpc2 import TINY_TDMPC2_MODEL
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["components.encoder.hidden_sizes=[8]"]
+TINY_IMPLICIT = [word for word in TINY_TDMPC2_MODEL if "planner" not in word and "continue_head" not in word]
 TINY_STRIDED = [word for word in TINY_OLDER_DREAMER if not word.startswith(("buffers", "training", "environment"))]
 
 # name -> experiment, overrides, formats
@@ -39,6 +41,8 @@ FAST: Cases = {  # one process for all of them: it takes longer to import torch 
     "sac": ("sac_pendulum", [], "pt2"),
     "table": ("q_learning_frozenlake", [], "pt2"),
     "dreamer": ("dreamer_v3_cartpole", TINY_PARTS, "pt2"),
+    "cloned": ("rl_lab/PointMass-v0:bc", ["actor=mixture", "algorithm.sample_in_evaluations=false"], "pt2"),
+    "without_plans": ("tdmpc2_pendulum", [*TINY_IMPLICIT, "planner=none"], "pt2"),
 }
 OTHERS: Cases = {
     "expected": ("dqn_cartpole", ["q_values=expected"], "pt2 onnx"),
@@ -47,6 +51,9 @@ OTHERS: Cases = {
     "squashed": ("ppo_pendulum", ["controllers.actor.squashed=true", "controllers.actor.std=state"], "pt2 onnx"),
     "lstm": ("ppo_recall", ["memory=lstm"], "pt2 onnx"),
     "multi_discrete": ("rl_lab/MultiTarget-v0:ppo", [], "pt2 onnx"),
+    "cloned_gaussian": ("rl_lab/PointMass-v0:bc", [], "pt2 onnx"),
+    "first_tdmpc": ("tdmpc_pendulum", ["planner=none"], "pt2 onnx"),
+    "world_models": ("world_models_follow", [], "pt2 onnx"),
 }
 SLOW: dict[str, Cases] = {
     "others": OTHERS,
@@ -164,6 +171,7 @@ def test_what_a_file_does_otherwise_than_the_run_is_said(tmp_path: Path) -> None
         ("random_cartpole", "RandomPolicy cannot be written to a file: its actions are drawn at random"),
         ("bandit_ucb", "Bandit cannot be written to a file: it learns from the reward of every pull"),
         ("planet_pendulum", "PlaNet cannot be written to a file: it plans anew at every step"),
+        ("tdmpc2_pendulum", "it plans anew at every step, with draws of its own; one trained with planner=none can"),
     ],
 )
 def test_a_policy_without_a_network_that_acts_is_refused(experiment: str, reason: str, tmp_path: Path) -> None:

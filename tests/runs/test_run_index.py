@@ -233,6 +233,13 @@ def test_an_unknown_run_gets_the_nearest_ids(runs_dir: Path, make_run: MakeRun, 
         resolve_run(reference, runs_dir)
 
 
+@pytest.mark.parametrize("word", ["last", "best"])
+def test_a_forgotten_at_is_the_nearest(runs_dir: Path, make_run: MakeRun, word: str) -> None:
+    make_run("2026-a")
+    with pytest.raises(RunError, match=rf"no run '{word}' in .*Nearest: @{word}\. `rl-lab list`"):
+        resolve_run(word, runs_dir)
+
+
 def test_with_no_runs_at_all_the_way_to_the_first_is_shown(runs_dir: Path) -> None:
     with pytest.raises(RunError, match=r"no runs there yet: `rl-lab train` makes one"):
         resolve_run("x", runs_dir)

@@ -40,7 +40,8 @@ class GaussianMixture:
 
     @staticmethod
     def _of(values: Tensor, component: Tensor) -> Tensor:
-        return values.take_along_dim(component[..., None, None], dim=-2).squeeze(-2)
+        chosen = component[..., None, None].expand(*component.shape, 1, values.shape[-1])  # take_along_dim fixes [...]
+        return values.gather(-2, chosen).squeeze(-2)
 
 
 class MixtureActor(nn.Module):

@@ -3,8 +3,8 @@
     python benchmarks/evaluations.py [--seeds 5]
 
 Processor time of this process, one thread, so that a busy machine changes little. The last evaluation, which every run
-has, is not counted. Once over the learning alone, once over all that `rl-lab train ppo_cartpole` does after imports: the
-last evaluation, video, curve and report too.
+has, is not counted. Once over the learning alone, once over all that `rl-lab train ppo_cartpole` does after imports,
+the last evaluation, video, curve and report too.
 """
 
 from __future__ import annotations

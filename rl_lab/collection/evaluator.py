@@ -13,7 +13,7 @@ import torch
 from rl_lab.collection.collector import Policy, row_of, to_time_step
 from rl_lab.collection.episodes import EpisodeTracker, episode_quota, outcome_metrics
 from rl_lab.environments.base import Environment, TaskEnvironment
-from rl_lab.types import Batch, EnvRows, Episode, Metrics, StateTree
+from rl_lab.types import Batch, ConfigError, EnvRows, Episode, Metrics, StateTree
 
 DEFAULT_TIMEOUT_STEPS = 100_000  # agent steps after which an episode is cut where the environment has no limit
 
@@ -68,6 +68,7 @@ class Evaluator:
         An episode that outlives the time-out is cut: it counts as it stands. What its environment does until that
         episode ends is ignored; when nothing else is being played, all environments are reset.
         """
+        _refuse_none(episodes)
         environment, rows = self._begin(episodes)
         quota = episode_quota(episodes, environment.num_envs)
         limit = self.timeout_steps or environment.spec.max_episode_steps or DEFAULT_TIMEOUT_STEPS
@@ -127,6 +128,7 @@ class Evaluator:
     ) -> list[Recording]:
         """Render episodes in an environment of their own, each cut after `max_frames`; of each task so many, or of one
         alone. All frames have one size."""
+        _refuse_none(episodes)
         environment = self.make_render_environment()
         recordings: list[Recording] = []
         try:
@@ -190,6 +192,11 @@ class Evaluator:
                 environment.close()
             del self.environment
         self._wide, self._starts = {}, {}
+
+
+def _refuse_none(episodes: int) -> None:
+    if episodes < 1:
+        raise ConfigError(f"episodes is {episodes}: write a whole number of at least 1.")
 
 
 def _of_one_size(recordings: list[Recording]) -> list[Recording]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.environments import Environment, make_environment
-from rl_lab.types import EnvRows, EnvSpec, Episode, PolicyStep, TimeStep
+from rl_lab.types import ConfigError, EnvRows, EnvSpec, Episode, PolicyStep, TimeStep
 from tests.doubles import CPU, SPEC, ScriptedEnvironment, always, counter, env_rows
 
 
@@ -209,3 +210,9 @@ def test_an_environment_that_cannot_render_gives_no_recording() -> None:
     environment = ScriptedEnvironment(episodes_of([3], rewards=[1.0]))
     assert evaluator_of(environment).record(always(0)) is None
     assert environment.is_closed
+
+
+def test_no_episode_at_all_is_refused() -> None:
+    for call in ("evaluate", "record_episodes"):
+        with pytest.raises(ConfigError, match="episodes is 0: write a whole number of at least 1"):
+            getattr(evaluator_of(make_environment(id="rl_lab/Counter-v0")), call)(always(0), episodes=0)

@@ -119,3 +119,9 @@ def test_every_stop_of_the_journey_lies_in_its_file(stop: tuple[str, str, str]) 
 def test_the_journey_is_short_to_read() -> None:
     lines = sum(len(inspect.getsource(resolve(dotted)).splitlines()) for dotted in {stop[2] for stop in journey()})
     assert lines <= 1300
+
+
+def test_the_first_page_says_how_long_to_train_and_how_to_see_the_curves() -> None:
+    page = (ROOT / "README.md").read_text()
+    for words in ("total_timesteps=1e5", "tensorboard --logdir runs", "rl-lab resume @last"):
+        assert f"{words}`" in page, f"README.md no longer says {words}"

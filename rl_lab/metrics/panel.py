@@ -113,6 +113,8 @@ def _metric(view: RunView, name: str, width: int) -> Line:
     curve = view.curve(name, blocks)
     space = width - value - blocks - 4
     note = f"  {curve.note}" if curve.note else ""
+    if text_width(curve.label) + len(note) > space:
+        note = note[1:]  # one space is enough to keep a label whole
     label = cut(curve.label, max(8, space - len(note)))
     return [
         (label, "bold" if curve.is_highlight else ""),

@@ -22,7 +22,9 @@ import torch
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.metrics.pace import Reading
+from rl_lab.metrics.panel import render_panel
 from rl_lab.metrics.terminal import LiveDisplay
+from rl_lab.metrics.view import RunView
 from rl_lab.training.capture import CapturedMethod
 from rl_lab.types import Batch, Counts
 from rl_lab.utils import ticker as ticker_module
@@ -223,6 +225,13 @@ def test_the_panel_is_the_same_text_at_every_width(terminal: PtyScreen) -> None:
         wanted = (SCREENS / f"{terminal.screen.columns}.txt").read_text(encoding="utf-8").rstrip("\n")
         terminal.wait_for(lambda text: "╰" in text)
         assert terminal.text.rstrip("\n") == wanted
+
+
+def test_a_label_stays_whole_beside_the_best_value_at_60_columns() -> None:
+    view = RunView(title="run")
+    view.take({"agent_steps": 5, "eval/episode_return_mean": 224.5})
+    lines = render_panel(view, columns=60, height=40, colours=False)
+    assert any("│ evaluation return best 224.5 " in line for line in lines), lines
 
 
 @pytest.mark.parametrize("terminal", [24, 33, 60, 121], indirect=True)

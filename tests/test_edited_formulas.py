@@ -290,7 +290,10 @@ def test_training_follows_the_formula_that_stands_in_the_file(
     door._door.edited.clear()
 
 
-@pytest.mark.parametrize("case", ["ppo", "dqn", "sac", "ppo_gru", "reinforce"])
+FAST = ("ppo", "dqn", "sac", "ppo_gru", "reinforce")
+
+
+@pytest.mark.parametrize("case", FAST)
 def test_plain_formulas_and_fast_paths_train_alike(case: str) -> None:
     """Within rounding."""
     fast = trained(CASES[case])
@@ -298,6 +301,67 @@ def test_plain_formulas_and_fast_paths_train_alike(case: str) -> None:
     plain = trained(CASES[case], "runtime.fast_paths=off")
     assert used and not door.in_use()
     assert_close(fast, plain)
+
+
+REPLACED = {  # case, and what a notebook assigns to while the program runs
+    "clip of PPO": ("ppo", "workflows.ppo:ppo_loss"),
+    "use of lambda in GAE": ("ppo", "workflows.ppo:lambda_return"),
+    "entropy": ("ppo", "components.heads.distributions:Categorical.entropy"),
+    "value": ("ppo", "components.heads.actor_critic:Critic.forward"),
+    "GRU": ("ppo_gru", "components.networks.memory:GRUMemory._next"),
+    "layers": ("reinforce", "components.networks.encoders:MLP.forward"),
+    "target of DQN": ("dqn", "workflows.dqn:of_action"),
+    "error of DQN": ("dqn", "components.heads.q_values:QValues.loss"),
+    "Huber": ("dqn", "torch.nn.functional:huber_loss"),
+    "slow values": ("dqn", "training.target_network:TargetNetwork.forward"),
+    "squashing": ("sac", "components.heads.distributions:log_tanh_derivative"),
+    "least of the critics": ("sac", "components.heads.soft_actor_critic:TwinCritic.combine"),
+    "temperature": ("sac", "components.heads.soft_actor_critic:Temperature.forward"),
+    "soft value": ("sac", "workflows.sac:SAC.soft_value"),
+    "cell of the RSSM": ("dreamer_v3", "components.world_model.rssm:BlockGRU.forward"),
+    "returns of dreams": ("dreamer_v3", "workflows.dreamer:lambda_return"),
+    "disagreement": ("dreamer_plan2explore", "components.world_model.exploration:Disagreement.forward"),
+    "SimNorm": ("tdmpc2", "components.world_model.implicit:simnorm"),
+    "weights of MPPI": ("tdmpc2", "components.planners.mppi:MPPIPlanner.weights"),
+    "value of TD-MPC": ("tdmpc", "components.world_model.told:TwinCritics.value"),
+    "noise of DDPM": ("diffusion_policy", "components.diffusion.schedule:SquaredCosineSchedule.add_noise"),
+    "likelihood of bc": ("bc", "components.heads.distributions:DiagonalGaussian.log_prob"),
+    "likelihood of the mixture": ("world_models_dream", "components.world_model.mdn_rnn:Mixture.log_likelihood"),
+    "mean of CMA-ES": ("world_models_dream", "components.planners.cma_es:CMAES.mean"),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_training_follows_what_a_notebook_replaces_in_the_running_process(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the same training was made as shipped: by half of what it was, in each tensor."""
+    case, place = REPLACED[what]
+    shipped = trained_as_shipped(*CASES[case])
+    owner, _, name = place.rpartition("." if "." in place.partition(":")[2] else ":")
+    holder = door.find(owner if place.startswith("torch") else f"rl_lab.{owner}")
+    monkeypatch.setattr(holder, name, halved(vars(holder)[name]))
+    replaced = trained(CASES[case])
+    assert not equal(replaced, shipped), "the replacement changed nothing"
+    if case in FAST:
+        assert_close(replaced, trained(CASES[case], "runtime.fast_paths=off"))
+    door._door.edited.clear()
+
+
+def halved(function: Any) -> Any:
+    """The same function or property, with half the result."""
+    if isinstance(function, property):
+        assert function.fget is not None
+        return property(halved(function.fget))
+    return lambda *args, **keywords: half(function(*args, **keywords))
+
+
+def half(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return 0.5 * result
+    parts = result.items() if isinstance(result, dict) else enumerate(result)
+    halves = {key: half(each) if key in (0, "policy") else each for key, each in parts}
+    return halves if isinstance(result, dict) else tuple(halves.values())
 
 
 OWN_HOOKS = {

@@ -31,6 +31,7 @@ from rl_lab.types import Gradients, LossOutput, PolicyStep
 
 _SOFT = f"{HEADS}soft_actor_critic:"
 _NORMALIZER = "rl_lab.components.networks.normalizers:ObservationNormalizer"
+_NORMALIZED = tuple(f"{_NORMALIZER}.{name}" for name in ("forward", "update"))
 _ENSEMBLE = "rl_lab.components.networks.ensemble:EnsembleMLP.forward"
 
 # --- DQN: the temporal-difference error of expected returns -----------------------------------------
@@ -154,6 +155,7 @@ DQN_LOSS = FastPath(
         f"{ENCODER}.forward",
         "rl_lab.training.target_network:TargetNetwork.forward",
         "rl_lab.workflows.dqn:DQN.transitions",
+        *_NORMALIZED,
         MLP,
         "rl_lab.workflows.dqn:DQN.learn",
         *STEP,
@@ -357,7 +359,7 @@ DQN_ACT = FastPath(
     (
         "rl_lab.workflows.dqn:DQN.act",
         "rl_lab.workflows.dqn:DQN.count_in_statistics",
-        *(f"{_NORMALIZER}.{name}" for name in ("forward", "update")),
+        *_NORMALIZED,
         f"{ENCODER}.forward",
         *(f"{HEADS}q_values:ActionNetwork.{name}" for name in ("forward", "_by_action")),
         f"{HEADS}q_values:QValues.values",

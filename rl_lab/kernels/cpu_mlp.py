@@ -341,8 +341,8 @@ def empty_gradients(networks: Networks) -> list[np.ndarray]:
 
 
 def is_plain(rows: Tensor) -> bool:
-    """float32 on a CPU, to be computed in float32 there and now."""
-    return rows.dtype is torch.float32 and rows.is_cpu and not torch.is_autocast_enabled("cpu")
+    """float32 on a CPU, to be computed in float32 there and now; a subclass of Tensor may compute otherwise."""
+    return type(rows) is Tensor and rows.dtype is torch.float32 and rows.is_cpu and not torch.is_autocast_enabled("cpu")
 
 
 def learns_from(rows: Tensor, fewest: int = FEWEST_ROWS_OF_A_LOSS) -> bool:

@@ -11,7 +11,8 @@ It takes the same arguments and answers NotImplemented where it does not fit the
 `formulas` names everything the fast version computes: the formula it is attached to first, then those it calls. Their
 digests, taken when the two were last tested against each other, are in `digests.json`. If one of them was edited since,
 the fast version is not used and one line says so. So it is where, while a program runs, one of them, a constant or a
-function that it reads or a layer of torch is replaced, or hooks are registered for all modules.
+function that it reads (torch's, too) or a layer of torch is replaced, or hooks are registered for all modules. Inside
+the transforms of `torch.func`, forward-mode differentiation and the modes that watch torch's operations, formulas run.
 
 After a change that is meant: change the fast version too, run `pytest tests/kernels`, then
 `python -m rl_lab.kernels.door` records the digests anew. Code outside this package hands its digests to `FastPath`
@@ -23,10 +24,7 @@ itself; `digest(formula)` computes them.
 from __future__ import annotations
 
 import ast
-import hashlib
-import importlib
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,16 +32,17 @@ from functools import cache, wraps
 from itertools import repeat
 from operator import is_
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+
+from rl_lab.kernels.digest import LAYERS, Read, definitions, digest, find
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 Report = Callable[[str, Any], None]  # a sentence and its level: detail or warning
 DIGESTS = Path(__file__).parent / "digests.json"
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of an nn.Module
 
 
 @dataclass(frozen=True)
@@ -68,21 +67,7 @@ class _Door:
 
 
 _door = _Door()
-
-
-_HOOKS_OF_ALL = [getattr(nn.modules.module, f"_global{name}") for name in HOOKS]
 _ALL_MODULES = "all modules"
-_MODULE_CALL = nn.Module.__call__
-_LAYERS = [  # what the plain formulas go through in torch, and fast versions do not
-    (owner, name, getattr(owner, name))
-    for owner, name in (
-        (nn.Module, "__call__"),
-        (nn.Module, "_call_impl"),
-        (nn.Linear, "forward"),
-        (nn.Sequential, "forward"),
-        (nn.functional, "linear"),
-    )
-]
 
 
 def fast_path(name: str) -> Callable[[Formula], Formula]:
@@ -90,12 +75,12 @@ def fast_path(name: str) -> Callable[[Formula], Formula]:
 
     def attach(plain: Formula) -> Formula:
         found: FastPath | None = None
-        read: _Read | None = None
+        read: Read | None = None
 
         @wraps(plain)
         def formula(*args: Any, **keywords: Any) -> Any:
             nonlocal found, read
-            if not _door.is_open or torch.compiler.is_compiling():
+            if not _door.is_open or torch.compiler.is_compiling() or _is_transformed():
                 return plain(*args, **keywords)
             if read is None or not read.still_holds():
                 found, read = _look_up(name, plain)
@@ -114,6 +99,17 @@ def fast_path(name: str) -> Callable[[Formula], Formula]:
         return formula  # type: ignore[return-value]
 
     return attach
+
+
+_transforms = torch._C._functorch.peek_interpreter_stack
+_watching_modes = torch._C._len_torch_dispatch_stack
+_replacing_modes = torch._C._len_torch_function_stack
+
+
+def _is_transformed() -> bool:
+    """Whether torch does more with operations than compute them: vmap or grad of `torch.func`, forward-mode
+    differentiation, a mode that watches or replaces them. A fast version would hide its operations from that."""
+    return bool(_transforms() is not None or _watching_modes() or _replacing_modes() or forward_ad._current_level >= 0)
 
 
 def open_door(is_open: bool) -> None:
@@ -198,7 +194,7 @@ def _originals(home: str, methods: tuple[str, ...]) -> tuple[tuple[str, ...], tu
     return names, tuple(getattr(own, name) for name in names)
 
 
-_compared: dict[tuple[Any, Any], tuple[bool, _Read]] = {}
+_compared: dict[tuple[Any, Any], tuple[bool, Read]] = {}
 
 
 def _says_the_same(theirs: Any, ours: Any) -> bool:
@@ -207,7 +203,7 @@ def _says_the_same(theirs: Any, ours: Any) -> bool:
         return True
     known = _compared.get((theirs, ours))
     if known is None or not known[1].still_holds():
-        read = _Read()
+        read = Read()
         found = digest(theirs, read)
         known = _compared[theirs, ours] = found is not None and found == digest(ours, read), read
     return known[0]
@@ -217,48 +213,13 @@ def _short(name: str) -> str:
     return name.removeprefix("rl_lab.kernels.")
 
 
-# --- has a formula been edited? ------------------------------------------------------------------
-
-
-class _Read:
-    """What the digests of a fast path were taken from: who holds it, under which name, and what it was then."""
-
-    def __init__(self) -> None:
-        self.owners: list[Any] = []  # classes, modules and functions, by attribute
-        self.names: list[str] = []
-        self.values: list[Any] = []
-        self.tables: list[dict[str, Any]] = []  # names of modules that formulas read
-        self.keys: list[str] = []
-        self.entries: list[Any] = []
-        self.has_hooks = any(_HOOKS_OF_ALL)
-        for owner, name, _ in _LAYERS:
-            self.attribute(owner, name, getattr(owner, name))
-
-    def attribute(self, owner: Any, name: str, value: Any) -> None:
-        self.owners.append(owner)
-        self.names.append(name)
-        self.values.append(value)
-
-    def entry(self, table: dict[str, Any], key: str, value: Any) -> None:
-        self.tables.append(table)
-        self.keys.append(key)
-        self.entries.append(value)
-
-    def still_holds(self) -> bool:
-        return (
-            all(map(is_, map(getattr, self.owners, self.names, repeat(None)), self.values))
-            and all(map(is_, map(dict.get, self.tables, self.keys), self.entries))
-            and any(_HOOKS_OF_ALL) == self.has_hooks
-        )
-
-
-def _look_up(name: str, plain: Callable[..., Any]) -> tuple[FastPath | None, _Read]:
+def _look_up(name: str, plain: Callable[..., Any]) -> tuple[FastPath | None, Read]:
     """The fast path, or None where its formulas are not those it was tested against; and what tells whether that is
     still so."""
-    _definitions.cache_clear()
+    definitions.cache_clear()
     path: FastPath = find(name)
     known = dict(zip(path.formulas, path.digests, strict=True)) if path.digests else json.loads(DIGESTS.read_text())
-    read, other = _Read(), ""
+    read, other = Read(), ""
     for place in path.formulas:
         formula: Any = plain
         if place != path.formulas[0]:
@@ -268,7 +229,7 @@ def _look_up(name: str, plain: Callable[..., Any]) -> tuple[FastPath | None, _Re
         if digest(formula, read) != known.get(place) and not other:
             other = place
     if not other:
-        changed = (f"{owner.__name__}.{name}" for owner, name, value in _LAYERS if getattr(owner, name) is not value)
+        changed = (f"{owner.__name__}.{name}" for owner, name, value in LAYERS if getattr(owner, name) is not value)
         other = next(changed, _ALL_MODULES if read.has_hooks else "")
     if other:
         _door.edited[name] = other
@@ -286,91 +247,6 @@ def _edited(name: str, place: str) -> str:
         f"{place.replace(':', '.')} is not the formula that the fast path {_short(name)} was tested against: the "
         "formula runs as it is written, without it."
     )
-
-
-def digest(formula: Any, read: _Read | None = None) -> str | None:
-    """Of a function's code without its docstring, of the constants and the names of classes of its module that it
-    reads, and of the functions of its own package that it calls; None where its source cannot be read."""
-    texts: dict[str, str] = {}
-    _gather(formula, texts, read or _Read())
-    if None in texts.values():
-        return None
-    text = "\n".join(f"{place}\n{texts[place]}" for place in sorted(texts))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _gather(formula: Any, texts: dict[str, Any], read: _Read) -> None:
-    plain = _plain(formula)
-    place = getattr(plain, "__qualname__", str(plain))  # without the module: a copy that says the same is the same
-    if place in texts:
-        return
-    read.attribute(plain, "__code__", getattr(plain, "__code__", None))
-    if not isinstance(plain, FunctionType) or plain.__code__.co_qualname != place:  # somebody's wrapper of it
-        texts[place] = None
-        return
-    texts[place] = _definitions(sys.modules[plain.__module__]).get(place)
-    for name in sorted(_names(plain.__code__) & plain.__globals__.keys()):
-        value = plain.__globals__[name]
-        read.entry(plain.__globals__, name, value)
-        is_ours = _package(value) in (_package(plain), "rl_lab")
-        if isinstance(value, bool | int | float | str | tuple | frozenset):
-            texts[f"{place} {name}"] = repr(value)
-        elif isinstance(value, type) and is_ours:
-            texts[f"{place} {name}"] = value.__qualname__
-        elif isinstance(_plain(value), FunctionType) and is_ours:
-            _gather(value, texts, read)
-
-
-def _plain(formula: Any) -> Any:
-    """The function itself, without properties and the decorators of this package, of torch and of Python."""
-    formula = getattr(formula, "fget", None) or formula
-    formula = getattr(formula, "__func__", formula)
-    while hasattr(formula, "__wrapped__"):
-        home = getattr(formula, "__globals__", {"__name__": type(formula).__module__})["__name__"]
-        if home.partition(".")[0] not in ("rl_lab", "torch", "functools", "contextlib"):
-            break  # somebody else's wrapper may do anything
-        formula = formula.__wrapped__
-    return formula
-
-
-def _names(code: Any) -> set[str]:
-    inner = (each for each in code.co_consts if hasattr(each, "co_names"))
-    return set(code.co_names).union(*(_names(each) for each in inner))
-
-
-def _package(function: Any) -> str:
-    return str(getattr(_plain(function), "__module__", "")).partition(".")[0]
-
-
-@cache
-def _definitions(module: ModuleType) -> dict[str, str]:
-    """Every function of a module by its qualified name, as text without docstrings and decorators."""
-    file = getattr(module, "__file__", None)
-    if file is None or not Path(file).is_file():
-        return {}
-    found: dict[str, str] = {}
-
-    def walk(body: list[ast.stmt], prefix: str) -> None:
-        for node in body:
-            if isinstance(node, ast.ClassDef):
-                walk(node.body, f"{prefix}{node.name}.")
-            elif isinstance(node, ast.FunctionDef):
-                if ast.get_docstring(node) is not None:
-                    node.body = node.body[1:] or [ast.Pass()]
-                node.decorator_list = []
-                found[f"{prefix}{node.name}"] = ast.unparse(node)
-
-    walk(ast.parse(Path(file).read_text()).body, "")
-    return found
-
-
-def find(place: str) -> Any:
-    """What `module` or `module:qualname` names."""
-    module, _, names = place.partition(":")
-    found: Any = importlib.import_module(module)
-    for name in names.split(".") if names else ():
-        found = getattr(found, name)
-    return found
 
 
 def attached_paths() -> list[str]:

@@ -80,8 +80,10 @@ def _run(memory: Any, features: Tensor, state: Tensor, is_first: Tensor) -> tupl
     is_plain = features.shape[1] > 0 and not torch.is_autocast_enabled(features.device.type)
     if not is_plain or not is_unchanged(memory, f"{_MEMORY}GRUMemory", "_next"):
         return NotImplemented
-    projected = memory.from_input(features).to(state.dtype)
     weight, bias = memory.from_state.weight, memory.from_state.bias
+    if not is_unchanged(memory.from_state, "torch.nn:Linear", "forward") or bias is None:
+        return NotImplemented
+    projected = memory.from_input(features).to(state.dtype)
     outputs = _UnrollGRU.apply(projected, state, is_first, weight, bias)  # type: ignore[no-untyped-call]
     return outputs, outputs[:, -1]
 

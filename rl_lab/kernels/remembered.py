@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from rl_lab.kernels.door import HOOKS, has_gradient_hooks
+from rl_lab.kernels.digest import HOOKS
+from rl_lab.kernels.door import has_gradient_hooks
 
 Answer = TypeVar("Answer")
 _MEMBERS = ("_modules", "_parameters", "_buffers")

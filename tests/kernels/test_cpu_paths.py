@@ -639,6 +639,54 @@ def test_what_was_changed_on_an_instance_runs_as_it_is(change: Callable[[Any], A
     check(f"{PPO_LOSSES}PPO_LOSS", changed, Variant(), is_used=False)
 
 
+class DoubledLinear(nn.Linear):
+    def forward(self, features: Tensor) -> Tensor:
+        return 2.0 * super().forward(features)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda memory: memory.from_state.register_forward_hook(lambda layer, inputs, output: 2.0 * output),
+        lambda memory: setattr(memory, "from_state", DoubledLinear(6, 18)),
+        lambda memory: setattr(memory, "from_state", nn.Linear(6, 18, bias=False)),
+    ],
+    ids=["hook", "another layer", "no bias"],
+)
+def test_another_recurrent_layer_of_a_memory_is_what_runs(change: Callable[[Any], Any]) -> None:
+    memory = GRUMemory(input_size=4, hidden_size=6)
+    rows = torch.randn(3, 5, 4), torch.randn(3, 6), torch.zeros(3, 5, dtype=torch.bool)
+    door.open_door(True)
+    memory.unroll(*rows)
+    assert door.in_use().pop("gru:UNROLL")
+    change(memory)
+    door.open_door(True)
+    found, _ = memory.unroll(*rows)
+    found.sum().backward()
+    assert "gru:UNROLL" not in door.in_use()
+    with door.plain_formulas():
+        torch.testing.assert_close(found, memory.unroll(*rows)[0])
+
+
+def test_per_sample_gradients_and_a_forward_derivative_by_torch_func() -> None:
+    network, rows = MLP(input_size=4, hidden_sizes=(8,), output_size=1), torch.randn(70, 4)
+    network(rows)
+    parameters = {name: each.detach() for name, each in network.named_parameters()}
+
+    def output(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(network, parameters, (row,)).sum()
+
+    each = torch.func.vmap(torch.func.grad(output), in_dims=(None, 0))(parameters, rows)
+    network(rows).sum().backward()
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(each[name].sum(0), parameter.grad, msg=name)
+    with torch.no_grad():
+        _, along = torch.func.jvp(network, (rows,), (torch.ones_like(rows),))
+    leaf = rows.clone().requires_grad_()
+    network(leaf).sum().backward()
+    torch.testing.assert_close(along[:, 0], leaf.grad.sum(dim=1))
+
+
 def test_gradients_that_only_the_formula_knows_are_not_lost() -> None:
     def learnt_temperature(inputs: Inputs) -> Call:
         call = sac_policy()(inputs)

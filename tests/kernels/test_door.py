@@ -12,25 +12,33 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rl_lab.kernels import door
+from rl_lab.kernels import digest, door
 
 FORMULA = '''
 """A formula and a helper."""
+import torch
 from rl_lab.kernels.door import fast_path
 
 HALF = 0.5
 
-def helper(x):
+def helper(x, *, more=0 * HALF):
     """Words."""
-    return x + 1
+    return x + 1 + more
+
+def absolute(x):
+    return x if isinstance(x, int) else torch.abs(x)
 
 class Loss:
     @fast_path("{name}_fast:DOUBLE")
     def __call__(self, x):
         """More words."""
-        return helper(x) * HALF * 4 - 2
+        return helper(absolute(x)) * HALF * 4 - 2
 
     @property
     def size(self):
@@ -97,6 +105,8 @@ def test_a_closed_door_runs_formulas_as_they_are_written(recorded: ModuleType, h
         ("HALF = 0.5", "HALF = 0.25"),  # a constant that it reads
         ("return x + 1", "return x + 2"),  # a function that it calls
         ("        return HALF", "        return HALF + 1"),  # another formula that the fast version stands for
+        ("def helper", "@torch.no_grad()\ndef helper"),  # a decorator of torch
+        ("more=0 * HALF", "more=2 * HALF"),  # a default
     ],
 )
 def test_an_edited_formula_runs_as_it_is_written(
@@ -130,6 +140,10 @@ REPLACED: dict[str, Callable[[ModuleType, pytest.MonkeyPatch], Any]] = {
     "a function, by a wrapper of it": lambda module, patch: patch.setattr(module, "helper", _wrapped(module.helper)),
     "another formula": lambda module, patch: patch.setattr(module.Loss, "size", property(lambda self: 1.0)),
     "another formula, by an object": lambda module, patch: patch.setattr(module.Loss, "size", 3),
+    "a function, by a decorator of torch": lambda module, patch: patch.setattr(
+        module, "helper", torch.no_grad()(module.helper)
+    ),
+    "a function of torch": lambda module, patch: patch.setattr(torch, "abs", lambda x: x),
     "a layer of torch": lambda module, patch: patch.setattr(nn.Linear, "forward", lambda self, x: 2.0 * x),
     "a hook for all modules": lambda module, patch: patch.setitem(nn.modules.module._global_forward_hooks, 0, print),
 }
@@ -149,19 +163,40 @@ def test_what_is_replaced_while_a_program_runs_is_seen_and_so_is_its_return(
     assert loss(3) == ("fast", 6) and "plain_fast:DOUBLE" in door.in_use()
 
 
+TRANSFORMS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
+    "vmap": lambda run: torch.func.vmap(lambda x: x + (run(3) == 6.0))(torch.zeros(2)),
+    "forward mode": lambda run: _inside(forward_ad.dual_level(), run),
+    "a mode that watches operations": lambda run: _inside(TorchDispatchMode(), run),
+    "a mode that replaces functions": lambda run: _inside(TorchFunctionMode(), run),
+}
+
+
+def _inside(context: Any, run: Callable[[Any], Any]) -> Any:
+    with context:
+        found = run(3)
+    return torch.tensor(found == 6.0)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_where_torch_transforms_operations_the_formula_runs(transform: str, recorded: ModuleType, heard: list) -> None:
+    loss = recorded.Loss()
+    assert TRANSFORMS[transform](loss).all()
+    assert loss(3) == ("fast", 6)
+
+
 def test_looking_whether_something_was_replaced_does_not_read_sources_again(
     recorded: ModuleType, monkeypatch: pytest.MonkeyPatch, heard: list
 ) -> None:
     loss = recorded.Loss()
     loss(3)
-    monkeypatch.setattr(door, "_gather", None)
+    monkeypatch.setattr(digest, "_gather", None)
     assert loss(3) == ("fast", 6)
 
 
 def test_what_every_path_was_read_from_holds() -> None:
     for name in door.attached_paths():
-        plain = door._plain(door.find(door.find(name).formulas[0]))
-        found, read = door._look_up(name, plain)
+        formula = door.find(door.find(name).formulas[0])
+        found, read = door._look_up(name, getattr(formula, "plain", formula))
         assert found is not None and read.still_holds(), name
 
 

@@ -23,7 +23,11 @@ from rl_lab.config.compose import apply_overrides, compose
 from rl_lab.config.spelling import spell
 from rl_lab.config.translate import unsaid
 from rl_lab.environments.base import Environment
-from rl_lab.environments.catalog import EnvDetails, EnvInfo, Missing
+from rl_lab.environments.catalog import describe_environment as describe_environment
+from rl_lab.environments.catalog import how_to_install as how_to_install
+from rl_lab.environments.catalog import list_environments as list_environments
+from rl_lab.environments.catalog import look_at_environment as look_at_environment
+from rl_lab.environments.catalog import missing_suites as missing_suites
 from rl_lab.environments.checker import Finding
 from rl_lab.environments.factory import make_environment
 from rl_lab.environments.gymnasium_form import make_gymnasium
@@ -47,13 +51,11 @@ from rl_lab.runs.film import FilmFiles
 from rl_lab.runs.index import RunIndex, resolve_run
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.video import check_name, write_video
-from rl_lab.types import ConfigError, EnvSpec, RunError, did_you_mean
+from rl_lab.types import ConfigError, RunError, did_you_mean
 
 ResumeMode = Literal["exact", "warm_start", "warm_start_optimizer"]
 Progress = Callable[[int, int], None]  # called with how much is done, and of how much
 MODES = ("exact", "warm_start", "warm_start_optimizer")
-
-
 RunReference = str | Path | Run
 
 
@@ -436,41 +438,6 @@ def make_env(id: EnvSource, *, native: bool = False, **settings: Any) -> Environ
             hint = did_you_mean(name, known)
             raise ConfigError(f"make_env has no setting '{name}'.{hint} It takes: {', '.join(known)}.")
     return make(id=hand_over(id), **settings)
-
-
-def list_environments(text: str | None = None, *, all_versions: bool = False) -> list[EnvInfo]:
-    """Every environment that can be named, filtered by a part of its id."""
-    from rl_lab.environments import catalog
-
-    return catalog.list_environments(text, all_versions=all_versions)
-
-
-def missing_suites(text: str | None = None) -> list[Missing]:
-    """Suites of environments that are not installed, each with the command that installs it."""
-    from rl_lab.environments import catalog
-
-    return catalog.missing_suites(text)
-
-
-def how_to_install(id: str) -> str:
-    """The command that installs an environment's suite; empty where it is installed."""
-    from rl_lab.environments import catalog
-
-    return catalog.how_to_install(id)
-
-
-def look_at_environment(id: str) -> EnvDetails:
-    """Its spec, how it would be run and saved, and a rendered frame: it is built, reset and stepped a little."""
-    from rl_lab.environments import catalog
-
-    return catalog.look_at(id)
-
-
-def describe_environment(id: str) -> EnvSpec:
-    """Spaces, labels, limits and solved threshold of an environment."""
-    from rl_lab.environments import catalog
-
-    return catalog.describe(id)
 
 
 def check_environment(id: str) -> list[Finding]:

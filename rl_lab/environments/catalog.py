@@ -31,13 +31,13 @@ class EnvInfo:
     has_native_vector: bool
 
 
-def list_environments(filter: str | None = None, *, all_versions: bool = False) -> list[EnvInfo]:
-    """Registered ids that contain `filter` (any case) in their id or suite, newest versions only by default.
+def list_environments(text: str | None = None, *, all_versions: bool = False) -> list[EnvInfo]:
+    """Registered ids that contain `text` (any case) in their id or suite, newest versions only by default.
     Suites that register on import are imported when they are installed."""
     for suite in SUITES:
         if suite.module is not None and _is_installed(suite):
             importlib.import_module(suite.module)
-    wanted = (filter or "").lower()
+    wanted = (text or "").lower()
     found = [_info(env_id, registered, suite_of(registered)) for env_id, registered in sorted(gym.registry.items())]
     return [
         info
@@ -77,9 +77,9 @@ LOOK_STEPS = 10
 TRIED_ENVS = 8
 
 
-def missing_suites(filter: str | None = None) -> list[Missing]:
-    """Suites that are not installed; their ids may not even be registered."""
-    wanted = (filter or "").lower()
+def missing_suites(text: str | None = None) -> list[Missing]:
+    """Suites that are not installed, each with the command that installs it; their ids may not even be registered."""
+    wanted = (text or "").lower()
     found = [
         Missing(suite.name, _install(suite), ", ".join(f"{prefix}..." for prefix in suite.prefixes))
         for suite in SUITES
@@ -96,8 +96,8 @@ def how_to_install(id: str) -> str:
     return "" if suite is None or _is_installed(suite) else _install(suite)
 
 
-def look_at(id: str) -> EnvDetails:
-    """Build an environment, time it, save it and draw it."""
+def look_at_environment(id: str) -> EnvDetails:
+    """Its spec, how it would be run and saved, and a rendered frame: it is built, reset, stepped a little and timed."""
     recipe = Recipe(id, render=True)
     env = recipe.build()
     plan = blueprint(env, recipe)
@@ -135,8 +135,8 @@ def _way(registered: Any, timing: Timing) -> str:
     return f"{way} for {TRIED_ENVS} environments on {cores} cores ({speed})"
 
 
-def describe(id: str) -> EnvSpec:
-    """An environment's spec. Builds one environment and closes it."""
+def describe_environment(id: str) -> EnvSpec:
+    """Spaces, labels, limits and solved threshold of an environment, of which one is built and closed."""
     recipe = Recipe(id)
     env = recipe.build()
     found = blueprint(env, recipe).spec

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from rl_lab.environments import catalog
-from rl_lab.environments.catalog import describe, list_environments
+from rl_lab.environments.catalog import describe_environment, list_environments
 from rl_lab.environments.checker import Finding, check_environment
 
 
@@ -32,10 +32,10 @@ def test_the_filter_matches_ids_and_suites_in_any_case() -> None:
 
 
 def test_describe_gives_labels_thresholds_and_overrides() -> None:
-    spec = describe("CartPole-v1")
+    spec = describe_environment("CartPole-v1")
     assert spec.action.labels == ("push left", "push right") and spec.max_episode_steps == 500
-    assert describe("Taxi-v4").action.labels[4] == "pick up"
-    assert describe("Pendulum-v1").action.labels == ("torque",)
+    assert describe_environment("Taxi-v4").action.labels[4] == "pick up"
+    assert describe_environment("Pendulum-v1").action.labels == ("torque",)
 
 
 class Good(gym.Env):
@@ -249,11 +249,11 @@ def test_an_environment_made_by_a_partial_belongs_to_no_suite() -> None:
 
 
 def test_looking_at_an_environment_says_how_it_runs_is_saved_and_looks() -> None:
-    details = catalog.look_at("CartPole-v1")
+    details = catalog.look_at_environment("CartPole-v1")
     assert details.vectorization.startswith("native where") and "ms per reset alone" in details.vectorization
     assert details.snapshot == "its attributes, which are plain data"
     assert details.frame is not None and details.frame.std() > 1 and details.spec.solved_return == 475.0
-    blind = catalog.look_at("rl_lab/Counter-v0")
+    blind = catalog.look_at_environment("rl_lab/Counter-v0")
     assert blind.frame is None and blind.why_no_frame.startswith("Rendering failed")
     assert blind.vectorization.startswith("sync for 8 environments on")
 

@@ -10,7 +10,7 @@ import pytest
 
 from rl_lab.config.files import PACKAGE_CONFIGS
 from rl_lab.environments import make_environment
-from rl_lab.environments.catalog import describe, list_environments
+from rl_lab.environments.catalog import describe_environment, list_environments
 from rl_lab.environments.suites import atari, atari_vector
 from rl_lab.environments.suites.atari import GAMES_57, OTHER_GAMES
 from rl_lab.environments.vector import NativeEnvironment
@@ -49,11 +49,11 @@ def test_the_vector_environment_takes_the_arguments_of_one_game() -> None:
 
 
 def test_the_spec_tells_labels_and_time() -> None:
-    spec = describe("atari/pong")
+    spec = describe_environment("atari/pong")
     assert spec.action.labels == ("noop", "fire", "right", "left", "right fire", "left fire")
     assert spec.frames_per_step == 4 and spec.max_episode_steps == 27_000 and spec.outcomes == ("game_score",)
     assert spec.observation["image"].shape == (84, 84, 4)
-    assert describe("ALE/Pong-v5").action.labels[2] == "right"
+    assert describe_environment("ALE/Pong-v5").action.labels[2] == "right"
 
 
 @pytest.mark.parametrize("observation", ["grey", "rgb"])

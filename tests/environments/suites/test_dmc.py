@@ -13,7 +13,7 @@ from rl_lab.config.compose import compose
 from rl_lab.config.explain import explain
 from rl_lab.config.files import PACKAGE_CONFIGS
 from rl_lab.environments import make_environment
-from rl_lab.environments.catalog import describe, list_environments
+from rl_lab.environments.catalog import describe_environment, list_environments
 from rl_lab.environments.checker import check_environment
 from rl_lab.environments.rendering import prepare_headless
 from rl_lab.environments.suites.dmc import DOMAINS
@@ -88,7 +88,7 @@ def test_lqr_ends_when_it_is_solved() -> None:
 
 
 def test_the_spec_names_the_actuators_and_shows_videos_in_real_time() -> None:
-    spec = describe("dmc/walker_walk")
+    spec = describe_environment("dmc/walker_walk")
     assert spec.action.kind == "continuous" and spec.action.labels[:2] == ("right_hip", "right_knee")
     assert spec.observation["vector"].shape == (24,) and spec.max_episode_steps == 1000
     assert make("walker_walk", action_repeat=2).spec.render_fps == 20  # 40 control steps per second

@@ -13,7 +13,7 @@ import pytest
 
 from rl_lab.environments import make_environment
 from rl_lab.environments.async_environment import AsyncEnvironment
-from rl_lab.environments.catalog import describe
+from rl_lab.environments.catalog import describe_environment
 from rl_lab.environments.lookup import SUITES, missing_extra
 from rl_lab.environments.rendering import prepare_headless
 from rl_lab.environments.suites.memory_maze import gymnasium_as_gym
@@ -82,7 +82,7 @@ def test_doom_scenarios_are_found_by_name_folder_and_path(tmp_path: Path, monkey
 
 def test_doom_tells_buttons_time_and_variables() -> None:
     pytest.importorskip("vizdoom", reason="needs pip install 'rl-lab[vizdoom]'")
-    spec = describe("vizdoom/basic")
+    spec = describe_environment("vizdoom/basic")
     assert spec.action.labels == ("nothing", "move left", "move right", "attack")
     assert spec.frames_per_step == 4 and spec.max_episode_steps == 75 and spec.observation["variables"].shape == (1,)
     environment = make_environment(id="vizdoom/basic", vectorization="sync")
@@ -125,7 +125,7 @@ def test_bsuite_settings_are_counted() -> None:
     pytest.importorskip("bsuite", reason="needs pip install 'rl-lab[bsuite]'")
     with pytest.raises(ConfigError, match="number of 'bsuite/deep_sea' is 21: write one of 0 to 20"):
         make_environment(id="bsuite/deep_sea", kwargs={"number": 21})
-    assert describe("bsuite/catch").observation["vector"].shape == (50,)
+    assert describe_environment("bsuite/catch").observation["vector"].shape == (50,)
     rows = play(make_environment(id="bsuite/deep_sea_stochastic", num_envs=2, vectorization="sync"), steps=30, seed=0)
     assert [i for i, row in enumerate(rows) if row.is_last[0]] == [10, 21], "ten steps down"
 

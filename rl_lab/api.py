@@ -23,6 +23,7 @@ from rl_lab.config.compose import apply_overrides, compose
 from rl_lab.config.spelling import spell
 from rl_lab.config.translate import unsaid
 from rl_lab.environments.base import Environment
+from rl_lab.environments.catalog import EnvDetails as EnvDetails
 from rl_lab.environments.catalog import describe_environment as describe_environment
 from rl_lab.environments.catalog import how_to_install as how_to_install
 from rl_lab.environments.catalog import list_environments as list_environments

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rl_lab.buffers.replay import Replay
+from rl_lab.buffers.ring_replay import Replay
 from rl_lab.buffers.storage.compressed import frame_bytes
 from rl_lab.types import ConfigError, EnvSpec
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from rl_lab.buffers.priorities import StartPriorities, split
-from rl_lab.buffers.replay import Replay
+from rl_lab.buffers.ring_replay import Replay
 from rl_lab.types import Batch, ConfigError, Progress, StateTree, did_you_mean
 
 

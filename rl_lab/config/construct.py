@@ -12,6 +12,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -155,7 +156,8 @@ def _of_class(target: Any, inits: tuple[Any, ...]) -> tuple[dict[str, inspect.Pa
 def _read_parameters(target: Any) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
     found = inspect.signature(target).parameters
     parameters = {n: p for n, p in found.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    is_made_of_fields = is_dataclass(target) and parameters.keys() <= target.__dataclass_fields__.keys()
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) and not is_made_of_fields else target)
     if inspect.isclass(target) and any(p.kind is p.VAR_KEYWORD for p in found.values()):
         theirs, their_hints = parameters_of(target.__mro__[1])
         parameters |= {n: p for n, p in theirs.items() if p.kind is p.KEYWORD_ONLY and n not in parameters}

@@ -30,8 +30,8 @@ from rl_lab.environments.base import Environment
 from rl_lab.environments.factory import make_environment
 from rl_lab.environments.vector import NativeEnvironment
 from rl_lab.experiment.curriculum import Borrowed, Curriculum, pin_sources
-from rl_lab.experiment.debugging import Debugging, attach_debugging
 from rl_lab.experiment.film import film_plan, showing_returns, video_plan
+from rl_lab.experiment.instruments import Debugging, attach_debugging
 from rl_lab.experiment.live import Probe, make_usage
 from rl_lab.experiment.rules import build_monitor
 from rl_lab.experiment.saver import REPLAY, RandomState, make_saver

@@ -19,8 +19,8 @@ from rl_lab.config.compose import compose
 from rl_lab.config.schema import read_settings
 from rl_lab.environments.handed import is_handed
 from rl_lab.environments.lookup import find
-from rl_lab.experiment.build import build_agent, build_environment, build_runtime
-from rl_lab.experiment.load import load_checkpoint, open_config, restore_policy
+from rl_lab.experiment.build import POLICY, build_agent, build_environment, build_runtime
+from rl_lab.experiment.load import load_checkpoint, open_config
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs.checkpoint import Checkpoint
 from rl_lab.runs.files import readable_disk_errors
@@ -128,7 +128,7 @@ def _collect(
         collector = Collector(environment, {"dataset": recorder}, device=runtime.device, stopwatch=Stopwatch())
         agent = build_agent(config, environment.spec, runtime=runtime, collector=collector)
         if checkpoint is not None:
-            restore_policy(agent, checkpoint)
+            agent.restore(checkpoint, POLICY)
             custom = {"workflow_custom": checkpoint.state["workflow_custom"]}
             apply_state({"workflow_custom": agent.workflow}, custom)
         episodes = _episodes(recorder, agent.workflow, collector, _phase(phases, checkpoint), request)

@@ -1,14 +1,15 @@
-"""What `debug:` adds to a run that goes on as it was: histograms, a profile of some updates, gradient checks.
+"""What `debug:` adds to a run: the watch over every tensor, and instruments that only look.
 
-They wrap methods of the workflow and its optimizers, so that a run without them has nothing to ask. None draws a random
-number, and none changes what is learnt; while gradients are checked, modules go without their fast paths, whose last
-bits may differ.
+Histograms, a profile of some updates and gradient checks wrap methods of the workflow and its optimizers, so that a run
+without them has nothing to ask. None draws a random number, and none changes what is learnt; while gradients are
+checked, modules go without their fast paths, whose last bits may differ.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_lab.config.compose import to_yaml
 from rl_lab.config.schema import DebugBlock
+from rl_lab.experiment.watch import CRASH, Watch
 from rl_lab.metrics.logger import MetricLogger
 from rl_lab.metrics.media import Distribution
+from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.training.gradient_check import GradientCheck
 from rl_lab.types import Batch, Metrics, Phase
 from rl_lab.workflows.base import Workflow
@@ -28,17 +33,34 @@ TABLE_ROWS, SHOWN_ROWS = 30, 8
 PROFILE = "profile"  # the folder of a run
 
 
-def attach_instruments(
-    block: DebugBlock, workflow: Workflow, logger: MetricLogger, directory: Path | None
-) -> Callable[[], None]:
-    """Add what the block asks for; call what comes back when the run ends."""
+@dataclass(frozen=True)
+class Debugging:
+    """Of one experiment; in a normal run there is nothing of it."""
+
+    watch: Watch | None
+    end: Callable[[], None]  # when the run ends
+
+
+def attach_debugging(
+    block: DebugBlock,
+    orchestrator: Orchestrator,
+    targets: Mapping[str, Any],
+    config: Mapping[str, Any],
+    run: RunDirectory | None,
+) -> Debugging:
+    """Wrap the workflow in what the block asks for; `targets` are the sections of a checkpoint."""
+    workflow, logger = orchestrator.workflow, orchestrator.housekeeping.logger
     if block.histograms_every_updates is not None:
         Histograms(workflow, logger, every_updates=block.histograms_every_updates)
     if block.check_gradients:
         GradientReport(workflow, logger)
-    if block.profile_updates is None or directory is None:
-        return lambda: None
-    return Profile(workflow, logger, updates=block.profile_updates, directory=directory / PROFILE).end
+    end, watch = lambda: None, None
+    if block.profile_updates is not None and run is not None:
+        end = Profile(workflow, logger, updates=block.profile_updates, directory=run.path / PROFILE).end
+    if block.check_finite:
+        directory, text = None if run is None else run.path / CRASH, to_yaml(dict(config))
+        watch = Watch(targets, workflow, orchestrator.scheduler, config_text=text, directory=directory)
+    return Debugging(watch, end)
 
 
 class Histograms:

@@ -62,11 +62,6 @@ def load_checkpoint(run: RunDirectory, which: Any, *more: str) -> Checkpoint:
     return CheckpointStore(run.checkpoints_dir).load(which, sections=(*POLICY, *more))
 
 
-def restore_policy(agent: Agent, checkpoint: Checkpoint) -> None:
-    """Give a newly built agent the trained weights."""
-    agent.restore(checkpoint, POLICY)
-
-
 def load_actor(
     run: RunDirectory, config: Mapping[str, Any], which: Any, *, device: str | None = None
 ) -> tuple[Agent, Blueprint]:
@@ -87,7 +82,7 @@ def load_actor(
         environment.close()
         blueprint = environment.blueprint
     agent = build_agent(config, blueprint.spec, runtime=runtime)
-    restore_policy(agent, found)
+    agent.restore(found, POLICY)
     return agent, blueprint
 
 
@@ -97,5 +92,5 @@ def load_agent(run: RunDirectory, config: Mapping[str, Any], which: Any) -> tupl
     runtime = build_runtime(config)
     evaluator = build_evaluator(config, read_settings(config).evaluation, runtime)
     agent = build_agent(config, evaluator.environment.spec, runtime=runtime, evaluator=evaluator)
-    restore_policy(agent, found)
+    agent.restore(found, POLICY)
     return agent, evaluator

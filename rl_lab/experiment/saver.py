@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rl_lab.buffers.replay import Replay
+from rl_lab.buffers.ring_replay import Replay
 from rl_lab.runs.checkpoint import CheckpointStore, ExternalFile
 from rl_lab.runs.files import readable_disk_errors
 from rl_lab.runs.run_directory import RunDirectory

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.training.capture import is_capturing
-from rl_lab.training.clipping import clip_adaptively, divisor_to
+from rl_lab.training.gradients import LossScale, Segments, SegmentsByMembers, clip_adaptively, divisor_to
 from rl_lab.training.laprop import LaProp
-from rl_lab.training.loss_scale import LossScale
 from rl_lab.training.schedules import Number, never_negative, parse_number, value_at
-from rl_lab.training.segments import Segments, SegmentsByMembers
 from rl_lab.training.update_rules import SGD, Adam, AdamW, RMSprop, UpdateRule
 from rl_lab.training.world import World
 from rl_lab.types import ConfigError, Gradients, Metrics, Progress, StateTree, did_you_mean

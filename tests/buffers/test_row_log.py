@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from rl_lab.buffers.prioritized import PrioritizedReplayBuffer
-from rl_lab.buffers.replay import Replay, ReplayBuffer
+from rl_lab.buffers.replay import ReplayBuffer
+from rl_lab.buffers.ring_replay import Replay
 from rl_lab.buffers.sequence import SequenceReplay
 from rl_lab.buffers.storage import row_log
 from rl_lab.buffers.storage.row_log import LogFolder, record_dtype, rows_per_file

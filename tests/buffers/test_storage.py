@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rl_lab.buffers.prioritized import PrioritizedReplayBuffer
-from rl_lab.buffers.replay import Replay, ReplayBuffer
+from rl_lab.buffers.replay import ReplayBuffer
+from rl_lab.buffers.ring_replay import Replay
 from rl_lab.buffers.sequence import SequenceReplay
 from rl_lab.buffers.storage.rows import DeviceRing, RowRing
 from rl_lab.types import Batch, ConfigError

@@ -215,6 +215,23 @@ def test_dataclasses_and_functions_are_schemas_too() -> None:
         call_checked(function, {"count": 2, "other": 3}, place="f")
 
 
+def test_a_dataclass_of_ones_own_need_not_import_what_its_base_names(plugin: str, tmp_path: Path) -> None:
+    (tmp_path / f"{plugin}.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "from rl_lab.buffers.replay import ReplayBuffer\n"
+        "@dataclass(kw_only=True, eq=False)\n"
+        "class Mine(ReplayBuffer):\n"
+        "    favourite: int = 3\n"
+    )
+    import_plugins([plugin])
+    block = {"_target_": f"{plugin}.Mine", "favourite": 4, "n_step": 2}
+    built = construct(block, place="buffers.replay", injected={"num_envs": 1}, plugins=(plugin,))
+    assert (built.favourite, built.sequence_length) == (4, 3)
+    with pytest.raises(ConfigError, match=r"buffers.replay.favourite is 'much'"):
+        construct({**block, "favourite": "much"}, place="buffers.replay", injected={"num_envs": 1}, plugins=(plugin,))
+
+
 def test_keywords_passed_on_to_the_base_are_settings_too() -> None:
     class Base:
         def __init__(self, numbers: int, /, *, width: int, name: str = "x") -> None:

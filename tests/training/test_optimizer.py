@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_lab.training.clipping import clip_adaptively
+from rl_lab.training.gradients import clip_adaptively
 from rl_lab.training.optimizer import Optimizer, named_parameters
 from rl_lab.training.update_rules import Adam
 from rl_lab.training.world import World

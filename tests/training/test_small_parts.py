@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.training.segments import Segments, SegmentsByMembers
+from rl_lab.training.gradients import Segments, SegmentsByMembers
 from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.training.world import World
 from rl_lab.types import ConfigError

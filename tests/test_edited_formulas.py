@@ -7,7 +7,7 @@ import importlib
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
-from rl_lab.kernels import door
+from rl_lab.kernels import digest, door
 from rl_lab.runs.state import gather_state
 from rl_lab.utils.tree import equal, leaves_with_paths
 from tests.test_golden import CASES, SMALL
@@ -362,6 +362,49 @@ def half(result: Any) -> Any:
     parts = result.items() if isinstance(result, dict) else enumerate(result)
     halves = {key: half(each) if key in (0, "policy") else each for key, each in parts}
     return halves if isinstance(result, dict) else tuple(halves.values())
+
+
+class Noted:
+    """Stands for what a fast path was read from; while `holds`, the path is not looked up again."""
+
+    holds = True
+
+    def still_holds(self) -> bool:
+        return self.holds
+
+
+@pytest.mark.parametrize("case", FAST)
+def test_a_fast_path_lists_every_method_that_it_takes_for_granted(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compares classes with what it found at first, so that only the list tells whether that was edited."""
+    asked: set[tuple[str, str, str]] = set()  # by which path, of which class, which method
+    running: list[str] = []
+    read, has_methods = Noted(), door._has_methods
+
+    def look_up(name: str, plain: Any) -> Any:
+        def run(*args: Any, **keywords: Any) -> Any:
+            running.append(name)
+            try:
+                return door.find(name).run(*args, **keywords)
+            finally:
+                running.pop()
+
+        return replace(door.find(name), run=run), read
+
+    def noted(kind: type, home: str, methods: tuple[str, ...]) -> bool:
+        asked.update((running[-1], home, each) for each in methods)
+        return has_methods(kind, home, methods)
+
+    monkeypatch.setattr(door, "_look_up", look_up)
+    monkeypatch.setattr(door, "_has_methods", noted)
+    monkeypatch.setattr(digest.Read, "still_holds", lambda self: False)
+    try:
+        trained(CASES[case])
+    finally:
+        read.holds = False
+    asked = {each for each in asked if each[1].startswith("rl_lab.")}
+    listed = {name: {digest._plain(door.find(place)) for place in door.find(name).formulas} for name, _, _ in asked}
+    missing = [each for each in asked if digest._plain(door.find(f"{each[1]}.{each[2]}")) not in listed[each[0]]]
+    assert asked and not missing
 
 
 OWN_HOOKS = {

@@ -117,6 +117,8 @@ def _q_parts(workflow: Any) -> _QParts | None:
         return None
     if not is_unchanged(target, "rl_lab.training.target_network:TargetNetwork", "forward"):
         return None
+    if not is_unchanged(workflow.head, f"{HEADS}q_values:QValues", "loss", "metrics"):
+        return None
     learning, slow = _learning_network(workflow), _q_network(vars(target)["_modules"]["module"])
     return None if learning is None or slow is None else _QParts(learning[0], learning[1], slow[1])
 
@@ -139,7 +141,7 @@ def _q_network(network: Any) -> tuple[str, list[Networks]] | None:
     encoder, head = layers.values()
     if not reads_one_vector(encoder):
         return None
-    if not is_unchanged(head, f"{HEADS}q_values:QValues", "forward", "values", "loss", "metrics", "_by_action"):
+    if not is_unchanged(head, f"{HEADS}q_values:QValues", "forward", "values", "_by_action"):
         return None
     modules = vars(head)["_modules"]
     found = [plain_mlp(each) for each in (modules["advantage"], modules.get("value")) if each is not None]
@@ -173,7 +175,7 @@ def _critic_loss(
 
     The result brings the gradients with it, unless the features learn too.
     """
-    fits = learns_from(features) and not target.requires_grad and _takes_gradients(workflow, "critic")
+    fits = learns_from(features) and not target.requires_grad and _takes_gradients(workflow, "critic", "critic_loss")
     networks = _critics(workflow.critic) if fits else None
     if networks is None:
         return NotImplemented
@@ -204,7 +206,7 @@ def _policy_loss(
     """Each row's value comes from its least critic alone, so its gradient goes back through that one network. The
     result brings the gradients of the actor with it."""
     learns_more = features.requires_grad or temperature.requires_grad or noise.requires_grad
-    fits = learns_from(features) and not learns_more and _takes_gradients(workflow, "actor")
+    fits = learns_from(features) and not learns_more and _takes_gradients(workflow, "actor", "policy_loss")
     networks, critics = _soft_parts(workflow.actor, workflow.critic) if fits else (None, None)
     if networks is None or critics is None:
         return NotImplemented
@@ -236,7 +238,9 @@ def _temperature_loss(workflow: Any, entropy: Tensor, mask: Tensor | None = None
     temperature = workflow.temperature
     if not is_unchanged(temperature, f"{_SOFT}Temperature", "forward", "loss") or not torch.is_grad_enabled():
         return NotImplemented
-    if (mask is not None and temperature.follows_mask) or not _takes_gradients(workflow, "temperature"):
+    if (mask is not None and temperature.follows_mask) or not _takes_gradients(
+        workflow, "temperature", "temperature_loss"
+    ):
         return NotImplemented
     number = temperature.log_value
     if number.dtype is not torch.float32 or not number.is_cpu or has_gradient_hooks(number):
@@ -268,7 +272,8 @@ def _soft_parts(actor: Any, critic: Any) -> tuple[Networks | None, Networks | No
     """An actor of continuous actions and critics of which the least counts."""
     if not is_unchanged(actor, f"{_SOFT}SoftActor", "forward") or not actor.is_continuous:
         return None, None
-    return plain_ensemble(actor.network), _critics(critic) if critic.target_subset is None else None
+    is_least = critic.target_subset is None and is_unchanged(critic, f"{_SOFT}TwinCritic", "expect", "combine")
+    return plain_ensemble(actor.network), _critics(critic) if is_least else None
 
 
 def _valued_draw(
@@ -283,10 +288,9 @@ def _valued_draw(
     return reached, [forward(member, read) for member in critics.members], drawn
 
 
-def _takes_gradients(workflow: Any, optimizer: str) -> bool:
+def _takes_gradients(workflow: Any, optimizer: str, loss: str) -> bool:
     """Whether the gradients that a loss brings with it reach the parameters as those of its graph would."""
-    methods = ("critic_loss", "policy_loss", "temperature_loss", "learn", "improve_policy", "gradient_step")
-    is_ours = is_unchanged(workflow, "rl_lab.workflows.sac:SAC", *methods)
+    is_ours = is_unchanged(workflow, "rl_lab.workflows.sac:SAC", loss, "learn", "improve_policy", "gradient_step")
     return (
         takes_gradients()
         and is_ours
@@ -296,7 +300,7 @@ def _takes_gradients(workflow: Any, optimizer: str) -> bool:
 
 def _critics(critic: Any) -> Networks | None:
     """Critics of continuous actions."""
-    is_ours = is_unchanged(critic, f"{_SOFT}TwinCritic", "forward", "expect", "combine") and critic.is_continuous
+    is_ours = is_unchanged(critic, f"{_SOFT}TwinCritic", "forward") and critic.is_continuous
     return plain_ensemble(critic.networks) if is_ours else None
 
 

@@ -20,7 +20,7 @@ from rl_lab.kernels.cpu_mlp import (
     plain_mlp,
 )
 from rl_lab.kernels.door import FastPath, is_unchanged, takes_gradients
-from rl_lab.kernels.formulas import HEADS, MLP, STEP, reads_one_vector
+from rl_lab.kernels.formulas import ENCODER, HEADS, MLP, STEP, reads_one_vector
 from rl_lab.types import LossOutput
 
 _PPO = "rl_lab.workflows.ppo:PPO"
@@ -146,4 +146,6 @@ _SURROGATE = (
     MLP,
 )
 PPO_LOSS = FastPath(_ppo_loss, _SURROGATE)
-PPO_STEP_LOSS = FastPath(_ppo_step_loss, (f"{_PPO}.loss", f"{_PPO}.update_controller", *_SURROGATE, *STEP))
+PPO_STEP_LOSS = FastPath(
+    _ppo_step_loss, (f"{_PPO}.loss", f"{_PPO}.update_controller", f"{ENCODER}.forward", *_SURROGATE, *STEP)
+)

@@ -46,7 +46,7 @@ def start(
         plan, recorded = _take_up(plan, directory, is_parallel_given="parallel" in content)
         table = TrialTable(plan, is_quiet=arguments.quiet)
         began = time.monotonic()
-        with closing(_workers(plan, directory)) as pool, table:
+        with closing(_workers(plan, directory)) as pool:
             if not recorded:
                 _check(plan, pool, arguments.config_dir)
             if not directory.exists() or directory.read()[0] != plan.as_dict():
@@ -126,7 +126,7 @@ def _sweep(
         payload=payload,
         record=directory.append,
         show=table.show,
-        on_signal=lambda: say(STOPPING, file=sys.stderr),
+        on_signal=lambda: table.say(STOPPING),
         recorded=recorded,
         is_retried=is_retried,
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
-from typing import Any
+from textwrap import wrap
 
 from rl_lab.cli.printing import format_value, say
 from rl_lab.launch.search import Trial, best_of
 from rl_lab.launch.sweep_plan import SweepPlan
+from rl_lab.utils.screen import Screen, line_of, size_of
 
 SHOWN = 16  # newest trials in the live table
-FACTS = 36  # columns of number, state, score and seconds
+FACTS = 37  # columns of number, state, score and seconds
 REFRESH_SECONDS = 0.5
 
 
@@ -23,61 +25,65 @@ class TrialTable:
         self._plan = plan
         self._is_quiet = is_quiet
         self._printed: set[int] = set()
-        self._live: Any = None
+        self._screen = Screen(sys.stdout) if sys.stdout.isatty() and not is_quiet else None
+        self._above: list[str] = []  # lines that were said and are to stay
         self._drawn = 0.0
 
-    def __enter__(self) -> TrialTable:
-        if not self._is_quiet and sys.stdout.isatty():
-            from rich.live import Live
-
-            self._live = Live(auto_refresh=False)
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+    def say(self, line: str) -> None:
+        """A line that stays: above the table, or on stderr."""
+        if self._screen is None:
+            say(line, file=sys.stderr)
+        else:
+            self._above += line.strip().splitlines()
 
     def show(self, trials: list[Trial]) -> None:
         if self._is_quiet:
             return
         news = [trial for trial in trials if trial.has_ended and trial.number not in self._printed]
         self._printed |= {trial.number for trial in news}
-        if self._live is None:
+        if self._screen is None:
             best = best_of(trials, self._plan)
             for trial in news:
-                say(line_of(trial, self._plan) + ("  best so far" if trial is best else ""))
-        elif news or time.monotonic() - self._drawn > REFRESH_SECONDS:
-            size = self._live.console.size
-            self._live.update(self.render(trials, columns=size.width, lines=size.height), refresh=True)
-            self._drawn = time.monotonic()
+                say(trial_line(trial, self._plan) + ("  best so far" if trial is best else ""))
+        elif news or self._above or time.monotonic() - self._drawn > REFRESH_SECONDS:
+            size = size_of(self._screen.stream)
+            lines = self.render(trials, columns=size.columns, lines=size.lines)
+            try:
+                self._screen.paint(lines, columns=size.columns, above=self._above)
+            except (OSError, ValueError):  # a terminal that is gone ends no sweep
+                self._is_quiet = True
+            self._above, self._drawn = [], time.monotonic()
 
-    def render(self, trials: list[Trial], *, columns: int, lines: int) -> Any:
+    def render(self, trials: list[Trial], *, columns: int, lines: int) -> list[str]:
         """The newest trials: a column for each parameter where they fit, and else all of them in one, folded."""
-        from rich.table import Table
-
-        best = best_of(trials, self._plan)
+        best, colours = best_of(trials, self._plan), not os.environ.get("NO_COLOR")
         ended = sum(trial.has_ended for trial in trials)
         score = f" · best {format_value(best.score)} in trial {best.number}" if best is not None else ""
-        title = f"{self._plan.name} · {ended} of {self._plan.trials} trials{score}"
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
         names = short_names([each.key for each in self._plan.parameters])
-        widths = [max([len(name), *(len(cell) for cell in cells)]) for name, cells in self._cells(names, trials)]
-        is_wide, folded = sum(widths) + 2 * len(widths) + FACTS <= columns, max(20, columns - FACTS)
-        for heading in ("trial", "state", "score", "s", *(names if is_wide else ["settings"])):
-            table.add_column(heading, overflow="fold", justify="left" if heading in ("state", "settings") else "right")
-        height = 1 if is_wide else -(-(sum(widths) + sum(map(len, names)) + 2 * len(names)) // folded)
-        for trial in trials[-max(2, min(SHOWN, (lines - 4) // max(1, height))) :]:
-            cells = [format_value(each) for each in (trial.number, trial.state, _score(trial), trial.seconds)]
-            values = [format_value(each) for each in trial.parameters.values()]
-            said = " ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
-            table.add_row(*cells, *(values if is_wide else [said]), style="bold" if trial is best else None)
-        return table
+        shown = trials[-SHOWN:]
+        values = [[format_value(value) for value in trial.parameters.values()] for trial in shown]
+        widths = [max([len(name), *(len(row[index]) for row in values)]) for index, name in enumerate(names)]
+        is_wide = sum(widths) + 2 * len(widths) + FACTS <= columns
+        headings = "  ".join(map(str.rjust, names, widths)) if is_wide else "settings"
+        blocks: list[list[str]] = []
+        for trial, row in zip(shown, values, strict=True):
+            said = " ".join(f"{name}={value}" for name, value in zip(names, row, strict=True))
+            told = ["  ".join(map(str.rjust, row, widths))] if is_wide else wrap(said, max(20, columns - FACTS)) or [""]
+            style = "bold" if trial is best else ""
+            heads = [_facts(trial.number, trial.state, _score(trial), trial.seconds), *[" " * FACTS] * (len(told) - 1)]
+            pairs = zip(heads, told, strict=True)
+            blocks.append([line_of([(head + text, style)], columns, colours=colours) for head, text in pairs])
+        title = f"{self._plan.name} · {ended} of {self._plan.trials} trials{score}"
+        heading = f"{'trial':>5}  {'state':<8}  {'score':>9}  {'s':>7}  {headings}"
+        top = [line_of([spans], columns, colours=colours) for spans in ((title, "bold"), (heading, "dim"))]
+        while len(blocks) > 2 and sum(map(len, blocks)) > lines - 4:
+            blocks.pop(0)
+        return [*top, *(line for block in blocks for line in block)]
 
-    @staticmethod
-    def _cells(names: list[str], trials: list[Trial]) -> list[tuple[str, list[str]]]:
-        rows = [[format_value(value) for value in trial.parameters.values()] for trial in trials[-SHOWN:]]
-        return [(name, [row[index] for row in rows]) for index, name in enumerate(names)]
+
+def _facts(number: int, state: str, score: float | None, seconds: float) -> str:
+    cells = format_value(number), format_value(state), format_value(score), format_value(seconds)
+    return f"{cells[0]:>5}  {cells[1]:<8}  {cells[2]:>9}  {cells[3]:>7}  "
 
 
 def short_names(keys: list[str]) -> list[str]:
@@ -91,7 +97,7 @@ def short_names(keys: list[str]) -> list[str]:
     return [next((end for end in ends(key) if taken[end] == 1), key) for key in keys]
 
 
-def line_of(trial: Trial, plan: SweepPlan) -> str:
+def trial_line(trial: Trial, plan: SweepPlan) -> str:
     settings = "  ".join(f"{key}={format_value(value)}" for key, value in trial.parameters.items())
     reason = f"  ({trial.message})" if trial.message else ""
     score = format_value(_score(trial))

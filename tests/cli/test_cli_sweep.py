@@ -15,10 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyte
 import pytest
 import torch
 import yaml
-from rich.console import Console
 from small_sweeps import CHEAP, PoolOfOne, facts, journal, write
 
 from rl_lab.cli import sweep_run
@@ -356,13 +356,12 @@ def test_one_process_at_a_time_works_on_a_sweep(here: Path) -> None:
         pass
 
 
-def test_a_terminal_shows_a_table_of_the_newest_trials() -> None:
+def test_a_terminal_shows_a_table_of_the_newest_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
     plan = read_plan(CHEAP, place="s.yaml", default_name="s", default_jobs=1)
     trials = [trial_from(row) for row in TRIALS] + [Trial(9, TRIALS[0]["parameters"], "running", values=[0.25])]
     trials.append(Trial(10, TRIALS[0]["parameters"]))  # asked for ahead
-    console = Console(width=120, file=io.StringIO())
-    console.print(TrialTable(plan, is_quiet=False).render(trials, columns=120, lines=50))
-    lines = console.file.getvalue().splitlines()
+    lines = TrialTable(plan, is_quiet=False).render(trials, columns=120, lines=50)
     assert "s · 9 of 20 trials · best 3 in trial 6" in lines[0]
     assert lines[1].split() == ["trial", "state", "score", "s", "epsilon", "discount"]
     assert lines[-2].split() == ["9", "running", "0.25", "0", "0.1", "0.9"]
@@ -370,14 +369,13 @@ def test_a_terminal_shows_a_table_of_the_newest_trials() -> None:
 
 
 @pytest.mark.parametrize("experiment", ["ppo_cartpole", "sac_pendulum", "dreamer_v3"])
-def test_the_table_of_tune_can_be_read_in_eighty_columns(experiment: str) -> None:
+def test_the_table_of_tune_can_be_read_in_eighty_columns(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
     content = tuned(compose(experiment), None) | {"experiment": experiment}
     plan = read_plan(content, place="s.yaml", default_name="s", default_jobs=1)
     point = {each.key: each.at(0.37) for each in plan.parameters}
     trials = [Trial(number, point, state="finished", score=123.456, seconds=1234.5) for number in range(40)]
-    console = Console(width=80, file=io.StringIO())
-    console.print(TrialTable(plan, is_quiet=False).render(trials, columns=80, lines=24))
-    text = console.file.getvalue()
+    text = "\n".join(TrialTable(plan, is_quiet=False).render(trials, columns=80, lines=24))
     assert all(len(line.rstrip()) <= 80 for line in text.splitlines()) and len(text.splitlines()) <= 24
     shown = text.split("finished")[-1]
     for name, value in zip(short_names([*point]), point.values(), strict=True):  # all are there, none cut in two
@@ -392,13 +390,45 @@ def test_as_much_of_a_key_is_shown_as_tells_it_apart() -> None:
 
 def test_elsewhere_each_trial_is_one_line_once(capsys: pytest.CaptureFixture[str]) -> None:
     plan = read_plan(CHEAP, place="s.yaml", default_name="s", default_jobs=1)
-    with TrialTable(plan, is_quiet=False) as table:
-        table.show([trial_from(row) for row in TRIALS[:1]])
-        table.show([trial_from(row) for row in TRIALS[:1]])
+    table = TrialTable(plan, is_quiet=False)
+    table.show([trial_from(row) for row in TRIALS[:1]])
+    table.show([trial_from(row) for row in TRIALS[:1]])
+    table.say("\nstopping")
+    said = capsys.readouterr()
     assert (
-        capsys.readouterr().out
-        == "trial    0/20  finished           0  algorithm.epsilon=0.1  algorithm.discount=0.9  best so far\n"
+        said.out == "trial    0/20  finished           0  algorithm.epsilon=0.1  algorithm.discount=0.9  best so far\n"
     )
+    assert said.err == "\nstopping\n"
+
+
+class Terminal(io.StringIO):
+    """A stream that is one, until it is gone."""
+
+    is_gone = False
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.is_gone:
+            raise OSError("it is gone")
+        return super().write(text)
+
+
+def test_the_table_is_painted_over_and_what_is_said_stays_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = read_plan(CHEAP, place="s.yaml", default_name="s", default_jobs=1)
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    table, screen = TrialTable(plan, is_quiet=False), pyte.Screen(80, 24)
+    table.show([trial_from(row) for row in TRIALS[:1]])
+    table.say("stopping")
+    table.show([trial_from(row) for row in TRIALS[:2]])
+    pyte.Stream(screen).feed(terminal.getvalue().replace("\n", "\r\n"))
+    shown = [line.split() for line in screen.display if line.strip()]
+    assert shown[0] == ["stopping"] and shown[1][:4] == ["s", "·", "2", "of"] and len(shown) == 5
+    assert [line[:2] for line in shown[3:]] == [["0", "finished"], ["1", "finished"]]
+    terminal.is_gone = True
+    table.show([trial_from(row) for row in TRIALS[:3]])
+    table.show([trial_from(row) for row in TRIALS[:4]])
 
 
 # --- the best config ---------------------------------------------------------------------------

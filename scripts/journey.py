@@ -40,7 +40,7 @@ DREAMER = [
     ),
     *("training.phases.prefill.duration_steps=64", "environment.num_envs=2"),
 ]
-DOOR = "rl_lab/kernels/door.py"  # the decorator: a reader of the formula need not open it
+DOOR = ("rl_lab/kernels/door.py", "rl_lab/kernels/digest.py")  # a reader of the formula need not open the decorator
 MATHS = ("rl_lab/workflows/", "rl_lab/components/", "rl_lab/kernels/")
 TO_PPO = (  # module, function; the last one ends the journey when it is called
     *(
@@ -81,7 +81,7 @@ class Recorder:
         if event != "call" or not code.co_filename.startswith(PACKAGE) or code.co_name == "<module>":
             return
         file = Path(code.co_filename).relative_to(ROOT).as_posix()
-        if self.is_learning and file.startswith(MATHS) and file != DOOR:
+        if self.is_learning and file.startswith(MATHS) and file not in DOOR:
             self.files[file] = None
         module, function = self.stations[0]
         if code.co_qualname != function or file != f"rl_lab/{module}.py":
@@ -100,7 +100,7 @@ def _stack(frame: FrameType, first: str | None) -> list[str]:
     found: list[str] = []
     caller: FrameType | None = frame
     while caller is not None:
-        if caller.f_code.co_filename.startswith(PACKAGE) and not caller.f_code.co_filename.endswith("kernels/door.py"):
+        if caller.f_code.co_filename.startswith(PACKAGE) and not caller.f_code.co_filename.endswith(DOOR):
             found.append(Path(caller.f_code.co_filename).relative_to(ROOT).as_posix())
         if caller.f_code.co_qualname == first:
             break

@@ -53,6 +53,7 @@ CASES = {
     ],
     "diffusion_policy": [
         "rl_lab/Detour-v0:diffusion_policy",
+        "sampler=ddim",
         *TINY_DIFFUSION,
         *IMITATION,
         "evaluation.every_updates=1",

@@ -129,7 +129,7 @@ CASES = {
     "planet with mppi, whose plans go on": ["planet_pendulum", "planner=mppi", *SMALL_PLANET],
     "dreamer with mppi": ["dreamer_v3_pendulum", "planner=mppi", *FEW_PLANS, *SMALL_DREAMER],
     "tdmpc2": ["rl_lab/PointMass-v0:tdmpc2", *SMALL_TDMPC2],
-    "diffusion policy": ["rl_lab/Detour-v0:diffusion_policy", *TINY_DIFFUSION, *SMALL_IMITATION],
+    "diffusion policy": ["rl_lab/Detour-v0:diffusion_policy", "sampler=ddim", *TINY_DIFFUSION, *SMALL_IMITATION],
     "diffusion policy that draws at every level": [
         *("rl_lab/Detour-v0:diffusion_policy", "sampler=ddpm", *TINY_DIFFUSION, *SMALL_IMITATION),
     ],

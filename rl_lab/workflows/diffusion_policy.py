@@ -39,6 +39,8 @@ class Schedule(Protocol):
     levels: int
 
     def add_noise(self, clean: Tensor, noise: Tensor, level: Tensor) -> Tensor: ...
+    def target(self, clean: Tensor, noise: Tensor) -> Tensor: ...
+    def predicted_noise(self, noisy: Tensor, predicted: Tensor, level: int) -> Tensor: ...
 
 
 class Sampler(Protocol):
@@ -50,7 +52,8 @@ class Sampler(Protocol):
 
 class Denoiser(Protocol):
     def __call__(self, plan: Tensor, level: Tensor, features: Tensor) -> Tensor:
-        """Plans `[B, T, A]` at levels `[B]` and features `[B, observation_steps, F]` to the noise in them."""
+        """Plans `[B, T, A]` at levels `[B]` and features `[B, observation_steps, F]` to the noise in them, or to
+        the plans without it: the schedule's `target`."""
 
 
 class Planned(NamedTuple):
@@ -163,8 +166,9 @@ class DiffusionPolicy(Workflow):
         for level, after in self.steps:
             levels = torch.full(shape[:1], level, device=features.device)
             with self.context.runtime.autocast():
-                noise = self.average_denoiser(plans[-1], levels, features)
-            plans.append(self.sampler.step(self.schedule, plans[-1], noise.float(), level, after))
+                predicted = self.average_denoiser(plans[-1], levels, features)
+            noise = self.schedule.predicted_noise(plans[-1], predicted.float(), level)
+            plans.append(self.sampler.step(self.schedule, plans[-1], noise, level, after))
         iterations = self.normalizer.restore_action(torch.stack(plans, dim=1))
         return {"plan": iterations[:, -1].clone(), "iterations": iterations}
 
@@ -192,13 +196,14 @@ class DiffusionPolicy(Workflow):
         return metrics
 
     def loss(self, batch: Batch) -> LossOutput:
-        """The error of the noise predicted in demonstrated actions `[B, T, A]`, each plan at a level of its own."""
+        """The error of the noise predicted in demonstrated actions `[B, T, A]`, each plan at a level of its own; or of
+        the actions, where these are predicted."""
         clean = self.normalizer.scale_action(batch["action"])
         noise = torch.randn_like(clean)
         level = torch.randint(self.schedule.levels, clean.shape[:1], device=clean.device)
         features = self.encoder(self.seen(batch))
         predicted = self.denoiser(self.schedule.add_noise(clean, noise, level), level, features)
-        return LossOutput({"noise": F.mse_loss(predicted.float(), noise)})
+        return LossOutput({"noise": F.mse_loss(predicted.float(), self.schedule.target(clean, noise))})
 
     def seen(self, batch: Batch) -> Batch:
         """Observations `[B, observation_steps, ...]` as the encoder sees them while learning: images shifted, each by

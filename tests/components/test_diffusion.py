@@ -65,6 +65,18 @@ def test_the_noise_that_was_added_can_be_removed_again_within_the_range() -> Non
     assert schedule.remove_noise(noisy * 100.0, noise, 5).abs().max() == 1.0
 
 
+def test_a_predicted_plan_implies_the_noise_by_hand() -> None:
+    """x_k = sqrt(a_k) x0 + sqrt(1 - a_k) noise, solved for the noise; a predicted noise is itself."""
+    kept, noisy, predicted = kept_by_hand(10)[5], torch.full((1, 1, 1), 0.7), torch.full((1, 1, 1), 0.4)
+    clean, noise = torch.zeros(1), torch.ones(1)
+    schedule = SquaredCosineSchedule(levels=10, predicts="plan")
+    expected = (0.7 - math.sqrt(kept) * 0.4) / math.sqrt(1.0 - kept)
+    assert float(schedule.predicted_noise(noisy, predicted, 5)) == pytest.approx(expected, rel=1e-6)
+    assert schedule.target(clean, noise) is clean
+    schedule = SquaredCosineSchedule(levels=10)
+    assert schedule.predicted_noise(noisy, predicted, 5) is predicted and schedule.target(clean, noise) is noise
+
+
 # --- samplers ------------------------------------------------------------------------------------
 
 
@@ -134,16 +146,17 @@ def test_every_step_is_that_of_diffusers(sampler: Any) -> None:
         assert torch.allclose(ours, theirs.step(noise, level, plan, **drawing).prev_sample, atol=5e-5)
 
 
-def test_a_denoiser_that_knows_the_answer_leads_to_it() -> None:
+@pytest.mark.parametrize("predicts", ["noise", "plan"])
+@pytest.mark.parametrize("sampler", [DDPMSampler(), DDIMSampler()])
+def test_a_denoiser_that_knows_the_answer_leads_to_it(sampler: Any, predicts: Any) -> None:
     """The noise that leads from a plan to any noisy one is known, so both samplers end in that plan."""
-    schedule, goal = SquaredCosineSchedule(levels=100), normal(2, 4, 2).clamp(-1.0, 1.0)
-    for sampler in (DDPMSampler(), DDIMSampler()):
-        plan = normal(2, 4, 2, seed=3)
-        for level, after in sampler.levels(schedule):
-            kept = schedule.kept_at(level)
-            noise = (plan - kept.sqrt() * goal) / (1.0 - kept).sqrt()
-            plan = sampler.step(schedule, plan, noise, level, after)
-        assert torch.allclose(plan, goal, atol=1e-4)
+    schedule, goal = SquaredCosineSchedule(levels=100, predicts=predicts), normal(2, 4, 2).clamp(-1.0, 1.0)
+    plan = normal(2, 4, 2, seed=3)
+    for level, after in sampler.levels(schedule):
+        kept = schedule.kept_at(level)
+        known = schedule.target(goal, (plan - kept.sqrt() * goal) / (1.0 - kept).sqrt())
+        plan = sampler.step(schedule, plan, schedule.predicted_noise(plan, known, level), level, after)
+    assert torch.allclose(plan, goal, atol=1e-4)
 
 
 # --- denoisers -----------------------------------------------------------------------------------
@@ -202,6 +215,7 @@ def test_film_scales_and_shifts() -> None:
     ("make", "message"),
     [
         (lambda: SquaredCosineSchedule(levels=0), "levels is 0; write a whole number of at least 1"),
+        (lambda: SquaredCosineSchedule(predicts="velocity"), "predicts is 'velocity'; write noise or plan"),  # type: ignore[arg-type]
         (lambda: DDIMSampler(steps=0), "sampler.steps is 0: write a whole number of at least 1"),
         (
             lambda: DDPMSampler(steps=20).levels(SquaredCosineSchedule(levels=10)),

@@ -17,6 +17,7 @@ from rl_lab.config.compose import compose
 from rl_lab.kernels import door
 from rl_lab.types import ConfigError
 from tests.test_resume import COMMON, assert_same_run, run_to_the_end
+from tests.tiny_diffusion import write_detour
 
 EXAMPLES = ROOT / "examples"
 MY_ALGORITHM = EXAMPLES / "my_algorithm"
@@ -190,6 +191,15 @@ def test_the_picture_is_drawn_from_a_run_and_needs_no_other_host(here: Path) -> 
     picture = (here / "live.svg").read_text(encoding="utf-8")
     assert picture.startswith("<svg") and "ppo_cartpole" in picture and "episode" in picture and "█" in picture
     assert "font-face" not in picture and "cdnjs" not in picture
+
+
+def test_walks_around_the_block_are_drawn(here: Path) -> None:
+    drawing = module_at(ROOT / "docs" / "images" / "make_detour_picture.py")
+    write_detour(here / "detour.npz")
+    walks = drawing.demonstrated(here / "detour.npz")
+    assert len(walks) == 20 and all(-1.0 <= walk[0, 1] <= -0.8 and walk[-1, 1] >= 0.9 for walk in walks)
+    drawing.draw({"left": walks, "right": walks}, here / "detour.png")
+    assert (here / "detour.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_learning_curves_are_drawn_beside_the_published_ones(here: Path) -> None:

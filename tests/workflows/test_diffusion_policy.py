@@ -181,9 +181,11 @@ TRANSFORMER = [f"controllers.denoiser.{each}" for each in ("layers=1", "heads=2"
 # --- learning ------------------------------------------------------------------------------------
 
 
-def test_the_loss_by_hand() -> None:
-    """A denoiser that answers with the noisy plan: its error is that of the noisy plan as a guess of the noise."""
-    workflow, _ = make()
+@pytest.mark.parametrize("predicts", ["noise", "plan"])
+def test_the_loss_by_hand(predicts: str) -> None:
+    """A denoiser that answers with the noisy plan: its error is that of the noisy plan as a guess of the noise, or of
+    the plan."""
+    workflow, _ = make(overrides=(f"components.schedule.predicts={predicts}",))
     batch = batch_of()
     workflow.normalizer.learn(batch)
     workflow.denoiser = lambda plan, level, features: plan  # type: ignore[assignment]
@@ -193,7 +195,8 @@ def test_the_loss_by_hand() -> None:
     noise = torch.randn(6, 8, 2)
     level = torch.randint(20, (6,))
     kept = workflow.schedule.kept[level + 1].reshape(-1, 1, 1)  # type: ignore[attr-defined]
-    expected = (kept.sqrt() * batch["action"] + (1 - kept).sqrt() * noise - noise).square().mean()
+    noisy = kept.sqrt() * batch["action"] + (1 - kept).sqrt() * noise
+    expected = (noisy - (noise if predicts == "noise" else batch["action"])).square().mean()
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -241,26 +244,69 @@ def test_an_update_changes_every_part(observation: dict[str, ArraySpec]) -> None
     assert workflow.denoise(history, {})["plan"].shape == (1, 8, 2)
 
 
-@pytest.mark.parametrize("denoiser", ["unet", "transformer"])
-def test_one_batch_can_be_learnt_by_heart(denoiser: str) -> None:
-    """Few plans, each for an observation of its own: from noise they come back."""
+def learn_by_heart(denoiser: str, batch: Batch, *, updates: int, predicts: str = "noise", times: int = 12) -> Any:
+    """A small Diffusion Policy after so many updates from one batch, repeated so that many levels are drawn."""
     tiny = [*TINY_DIFFUSION[:2], *TINY_DIFFUSION[6:], *(TRANSFORMER[:2] if denoiser == "transformer" else [])]
     tiny += ["controllers.denoiser.units=32"] if denoiser == "transformer" else TINY_DIFFUSION[2:6]
+    tiny += ["controllers.sampler.steps=20", f"components.schedule.predicts={predicts}"]
     config = compose(
         "rl_lab/Detour-v0:diffusion_policy",
         [f"denoiser={denoiser}", *tiny, "optimizers.controller.learning_rate=4e-3", "algorithm.average_decay=0.95"],
     )
-    agent = build_agent(config, EnvSpec("none", VECTOR, ACTION), runtime=build_runtime(config))
-    workflow: Any = agent.workflow
-    one, count = batch_of(size=2), 300 if denoiser == "transformer" else 150
-    batch = {
-        key: values if key.endswith("_range") else values.repeat(12, *[1] * (values.dim() - 1))
-        for key, values in one.items()
-    }
-    losses = [float(workflow.update_controller(batch, phase=phase_at(k))["loss/noise"]) for k in range(count)]
+    workflow: Any = build_agent(config, EnvSpec("none", VECTOR, ACTION), runtime=build_runtime(config)).workflow
+    many = {key: values if key.endswith("_range") else values.repeat(times, 1, 1) for key, values in batch.items()}
+    losses = [float(workflow.update_controller(many, phase=phase_at(k))["loss/noise"]) for k in range(updates)]
     assert sum(losses[-20:]) < 0.4 * sum(losses[:20])
-    plan = workflow.denoise({"vector": one["vector"]}, {})["plan"]
-    assert float((plan - one["action"]).abs().mean()) < 0.5  # a random plan is 0.67 away
+    return workflow
+
+
+@pytest.mark.parametrize(("denoiser", "updates"), [("unet", 150), ("transformer", 300)])
+def test_one_batch_can_be_learnt_by_heart(denoiser: str, updates: int) -> None:
+    """Few plans, each for an observation of its own: from noise they come back, whatever noise it is."""
+    batch = batch_of(size=2)
+    workflow = learn_by_heart(denoiser, batch, updates=updates)
+    plans = workflow.denoise({"vector": batch["vector"].repeat(32, 1, 1)}, {})["plan"]
+    assert float((plans - batch["action"].repeat(32, 1, 1)).abs().mean()) < 0.2  # a random plan is 0.67 away
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
+def test_a_plan_goes_one_of_two_ways_and_never_between_them(sampler: str) -> None:
+    """One observation, and plans that go left or right: what comes out of noise is either, and not their mean."""
+    workflow, vector = two_ways()
+    sampling = make(overrides=(f"sampler={sampler}", "controllers.sampler.steps=10"))[0]
+    workflow.sampler, workflow.steps = sampling.sampler, sampling.steps
+    turned = workflow.denoise({"vector": vector.expand(64, -1, -1)}, {})["plan"][:, 2:5, 0]
+    went_left, went_right = (turned < -0.5).all(dim=1), (turned > 0.5).all(dim=1)
+    assert int(went_left.sum()) >= 16 and int(went_right.sum()) >= 16
+    assert int((went_left | went_right).sum()) >= 62
+
+
+@cache
+def two_ways() -> tuple[Any, Tensor]:
+    left, ahead = torch.tensor([0.0, 0.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0]), torch.full((8,), 0.5)
+    batch = batch_of(size=2)
+    batch["action"] = torch.stack((torch.stack((left, ahead), dim=-1), torch.stack((-left, ahead), dim=-1)))
+    batch["vector"] = batch["vector"][:1].expand(2, -1, -1)
+    return learn_by_heart("unet", batch, updates=100, predicts="plan", times=32), batch["vector"][:1]
+
+
+def test_the_default_settings_are_the_published_ones() -> None:
+    """Those of the U-Net for states: all 100 levels are denoised, and each step draws."""
+    config = compose("diffusion_policy")
+    algorithm, optimizer = config["algorithm"], config["optimizers"]["controller"]
+    assert [algorithm[f"{name}_steps"] for name in ("observation", "prediction", "action")] == [2, 16, 8]
+    assert (algorithm["average_power"], algorithm["average_decay"]) == (0.75, 0.9999)
+    assert config["controllers"]["sampler"] == {"_target_": f"{SCHEDULES}.DDPMSampler", "steps": 100}
+    schedule = {"_target_": f"{SCHEDULES}.SquaredCosineSchedule", "levels": 100, "predicts": "noise"}
+    assert config["components"]["schedule"] == schedule
+    assert config["controllers"]["denoiser"]["channels"] == [256, 512, 1024]
+    assert (optimizer["name"], optimizer["betas"], optimizer["weight_decay"]) == ("adamw", [0.95, 0.999], 1e-6)
+    assert optimizer["learning_rate"] == "cosine(1e-4, 0, warmup=0.005)"  # 500 of 100,000 updates
+    assert config["training"]["phases"][0]["duration_updates"] == 100_000
+    assert config["buffers"]["demonstrations"]["batch_size"] == 256
+
+
+SCHEDULES = "rl_lab.components.diffusion.schedule"
 
 
 # --- what is refused -----------------------------------------------------------------------------

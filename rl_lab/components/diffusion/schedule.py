@@ -2,17 +2,21 @@
 
 "Denoising Diffusion Probabilistic Models" (Ho et al. 2020, arXiv:2006.11239), the squared cosine schedule of "Improved
 DDPM" (Nichol & Dhariwal 2021, arXiv:2102.09672) and "Denoising Diffusion Implicit Models" (Song et al. 2021,
-arXiv:2010.02502), for networks that predict the noise.
+arXiv:2010.02502), for networks that predict the noise, or the plan: either follows from the other.
 
     level k      -1        0         ...        K-1        the data are level -1
     kept         1         a_0                  a_K-1      alpha bar: how much of the data's variance is left
     noisy        x0        x_k = sqrt(a_k) x0 + sqrt(1 - a_k) noise
+
+The squared error of the noise is a_k / (1 - a_k) times that of the plan: next to nothing at the levels where it is
+decided which plan is made. Predicted plans are learnt alike at every level.
 """
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +32,13 @@ class SquaredCosineSchedule(nn.Module):
 
     kept: Tensor
 
-    def __init__(self, *, levels: int = 100) -> None:
+    def __init__(self, *, levels: int = 100, predicts: Literal["noise", "plan"] = "noise") -> None:
         super().__init__()
         if levels < 1:
             raise ConfigError(f"noise schedule: levels is {levels}; write a whole number of at least 1, such as 100.")
-        self.levels = levels
+        if predicts not in ("noise", "plan"):
+            raise ConfigError(f"noise schedule: predicts is '{predicts}'; write noise or plan.")
+        self.levels, self.predicts = levels, predicts
         signal = [
             math.cos((k / levels + COSINE_OFFSET) / (1 + COSINE_OFFSET) * math.pi / 2) ** 2 for k in range(levels)
         ]
@@ -52,6 +58,17 @@ class SquaredCosineSchedule(nn.Module):
         """Clean plans `[B, T, A]` at levels `[B]`."""
         kept = self.kept_at(level)
         return kept.sqrt() * clean + (1.0 - kept).sqrt() * noise
+
+    def target(self, clean: Tensor, noise: Tensor) -> Tensor:
+        """What a denoiser learns to predict."""
+        return noise if self.predicts == "noise" else clean
+
+    def predicted_noise(self, noisy: Tensor, predicted: Tensor, level: int) -> Tensor:
+        """The noise that a denoiser's prediction implies."""
+        if self.predicts == "noise":
+            return predicted
+        kept = self.kept_at(level)
+        return (noisy - kept.sqrt() * predicted) / (1.0 - kept).sqrt()
 
     def remove_noise(self, noisy: Tensor, noise: Tensor, level: int) -> Tensor:
         """The clean plan that the predicted noise implies, within the range of the data."""

@@ -183,8 +183,8 @@ class Detour(Drawn):
     """
 
     stride = 0.2  # of a whole action, in each direction
-    block, aside = 0.2, 0.3  # half of the block's width, around the origin, and how far demonstrators step aside
-    turn, far = -0.6, 0.9  # rows where they do, and where an episode ends well
+    block, aside = 0.25, 0.3  # half of the block's width, around the origin, and how far demonstrators step aside
+    turn, far = -0.55, 0.9  # rows where they do, and where an episode ends well
     pixels = 36
 
     def __init__(self, shows: str = "state", render_mode: str | None = None) -> None:
@@ -205,7 +205,7 @@ class Detour(Drawn):
         return seen[self.shows[0]] if len(self.shows) == 1 else seen
 
     def _begin(self) -> None:
-        self.place = np.array([self.np_random.uniform(-0.02, 0.02), self.np_random.uniform(-1.0, -0.8)])
+        self.place = np.array([self.np_random.uniform(-0.03, 0.03), self.np_random.uniform(-1.0, -0.8)])
         self.side = float(self.np_random.choice((-1.0, 1.0)))
 
     def step(self, action: Any) -> Result:
@@ -216,10 +216,10 @@ class Detour(Drawn):
         return self._observe(), float(is_far), has_hit or is_far, False, {}
 
     def demonstrate(self) -> np.ndarray:
-        """What a demonstrator does now: up, before the block two strides aside, and up again."""
+        """What a demonstrator does now: slowly up, before the block two quick strides aside, and slowly on."""
         is_turning = self.place[1] >= self.turn and abs(self.place[0]) < self.aside
-        steady = np.array([self.side, 0.5]) if is_turning else np.array([0.0, 0.5])
-        noise = self.np_random.normal(0.0, 0.02, 2)
+        steady = np.array([self.side, 0.75]) if is_turning else np.array([0.0, 0.25])
+        noise = self.np_random.normal(0.0, 0.03, 2)
         return np.clip(steady + noise, -1.0, 1.0).astype(np.float32)
 
     def _draw(self) -> np.ndarray:

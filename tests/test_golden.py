@@ -82,7 +82,10 @@ CASES = {
     "dreamer_v2_both": ["dreamer_v2", "algorithm.policy_gradient=both", *OLDER_DREAMER],
     "dreamer_v3_2023": ["dreamer_v3_2023", "environment=gymnasium", "environment.id=Pendulum-v1", *OLDER_DREAMER],
     "dreamer_v3_pixels": ["rl_lab/PixelCatch-v0:dreamer", *DREAMER],
-    "dreamer_plan2explore": ["rl_lab/Corridor-v0:dreamer", "exploration=plan2explore", *DREAMER],
+    "dreamer_plan2explore": [
+        *("rl_lab/Corridor-v0:dreamer", "exploration=plan2explore", *DREAMER),
+        "optimizers.exploration.learning_rate=constant(4e-5, warmup=1000 updates)",
+    ],
     "planet": ["rl_lab/PointMass-v0:planet", *TINY_PLANET, *DREAMER[-6:]],
     "tdmpc": ["rl_lab/PointMass-v0:tdmpc", *TINY_TDMPC, "training.phases.pretrain.duration_updates=3", *SAC],
     "tdmpc2_tasks": [

@@ -201,6 +201,40 @@ def test_a_known_transition_earns_less_than_an_unknown_one() -> None:
     assert float(part(known[:, :1], action[:, :1])) < 0.05 * float(part(unknown, action[:, :1]))
 
 
+@pytest.mark.parametrize("has_context", [False, True])
+def test_the_ensemble_reads_the_action_that_answers_a_row_and_predicts_what_the_next_row_showed(
+    has_context: bool,
+) -> None:
+    """Row 0 with a context only tells where the model stood; actions must not move against states with it."""
+    workflow, _ = make()
+    assert workflow.plan2explore is not None
+    batch = random_rows(VECTOR, DISCRETE)
+    if has_context:
+        blank = workflow.dynamics.initial_state(3, torch.device("cpu"))
+        blank = {key: value.unsqueeze(1).expand(3, 7, *value.shape[1:]) for key, value in blank.items()}
+        batch |= workflow.dynamics.pack(blank)
+    with torch.no_grad():
+        rows, before = workflow.dynamics.begin(batch)
+        state, _ = workflow.observe_rows(rows, before)
+        seen: list[Tensor] = []
+        predictions = workflow.plan2explore.disagreement.predictions
+
+        def noted(*inputs: Tensor) -> Tensor:
+            seen.extend(inputs)
+            return predictions(*inputs)
+
+        workflow.plan2explore.disagreement.predictions = noted
+        found = workflow.plan2explore.ensemble_loss(rows, state).terms["disagreement"]
+        begin = int(has_context)
+        shown = {"vector": batch["vector"][:, begin:]}
+        features, action = workflow.dynamics.features(state), batch["action"][:, begin:]
+        torch.testing.assert_close(seen[0], features[:, :-1])
+        assert torch.equal(seen[1].argmax(-1), action[:, :-1])
+        error = (predictions(*seen) - workflow.encoder(shown)[:, 1:]).square().sum(-1).sum(0) / 2.0
+        valid = ~batch["is_last"][:, begin:-1]
+        torch.testing.assert_close(found, error[valid].mean())
+
+
 def test_a_dreams_reward_arrives_one_step_after_the_action_that_earned_it() -> None:
     workflow, agent = make()
     assert workflow.plan2explore is not None
@@ -310,6 +344,21 @@ def test_both_slow_critics_follow_at_the_pace_that_a_phase_sets() -> None:
     slow = workflow.plan2explore.slow_critic.module.state_dict()
     for name, value in workflow.plan2explore.critic.state_dict().items():
         assert torch.equal(value, slow[name]), name
+
+
+@pytest.mark.parametrize(
+    ("experiment", "override", "rate"),
+    [
+        ("dreamer_v3_cartpole", "optimizers.agent.learning_rate=2e-4", 2e-4),
+        ("dreamer_v2", "optimizers.actor.learning_rate=2e-4", 2e-4),  # an optimiser each
+        ("dreamer_v3_cartpole", "optimizers.exploration.learning_rate=5e-4", 5e-4),
+    ],
+)
+def test_the_explorer_learns_as_fast_as_the_tasks_policy_unless_it_is_told(
+    experiment: str, override: str, rate: float
+) -> None:
+    config = compose(experiment, ["exploration=plan2explore", override])
+    assert float(config["optimizers"]["exploration"]["learning_rate"]) == rate
 
 
 # --- what is refused ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from rl_lab.runs.compare import compare_runs
 from rl_lab.runs.index import RunIndex
@@ -110,3 +111,18 @@ def test_the_tdmpc_benchmark_times_updates_and_plans() -> None:
     for name in ("eager update", "eager plan, 1", "eager plan, 16"):
         assert figures[name].keys() == {"first_s", "synced_ms", "pipelined_ms"}
         assert all(value > 0 for value in figures[name].values())
+
+
+def row_of(places: list[list[float]], reward: list[float], is_first: list[bool]) -> dict[str, torch.Tensor]:
+    return {"vector": torch.tensor(places), "reward": torch.tensor(reward), "is_first": torch.tensor(is_first)}
+
+
+def test_exploration_counts_agent_steps_until_the_first_reward_and_the_cells_it_saw() -> None:
+    seen = benchmark("exploration").Seen()
+    seen.look(row_of([[1.0, 0.0], [1.0, 0.0]], [0.0, 0.0], [True, True]))
+    assert (seen.agent_steps, seen.first_reward) == (0, None)
+    seen.look(row_of([[0.0, 1.0], [1.0, 0.0]], [0.0, 0.0], [False, False]))
+    seen.look(row_of([[1.0, 0.0], [1.0, 1.0]], [0.0, 1.0], [True, False]))
+    seen.look(row_of([[0.0, 1.0], [1.0, 0.0]], [1.0, 0.0], [False, True]))
+    assert (seen.agent_steps, seen.first_reward, seen.rewards) == (4, 3, 2)
+    assert seen.cells == {(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)}

@@ -372,15 +372,17 @@ def build_logger(
     block, total = settings.logging, total_steps(settings.phases)
     display = LiveDisplay(title=title, total=total, mode=mode, highlight=block.highlight or (), digits=block.precision)
     writers: list[Writer] = [display]
-    if run is not None:
-        log = TextLogWriter(run.log_path)
-        display.on_failure = partial(log.message, level="warning")
-        writers += [JsonlWriter(run.metrics_path), log]
     sinks = build_sinks(config, settings, run)
+    if run is not None:
+        log, rows = TextLogWriter(run.log_path), JsonlWriter(run.metrics_path)
+        display.on_failure = partial(log.message, level="warning")
+        writers += [rows, log, *sinks]
     monitor = build_monitor(config, block.rules, run, spec)
-    logger = MetricLogger([*writers, *(sinks if run is not None else ())], monitor=monitor)
+    logger = MetricLogger(writers, monitor=monitor)
     for sink in sinks:
         sink.report = partial(logger.message, level="warning")
+        if run is not None:
+            sink.earlier_rows = rows.last_rows
     return logger, display
 
 

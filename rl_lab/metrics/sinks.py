@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -21,9 +21,9 @@ class Sink(Writer):
     Rows of a direct writer wait for the next `deliver`, `flush`, checkpoint or message.
 
     Whatever the writer raises is reported once, and it gets nothing more. When too much waits for it, what comes is
-    left out and that is reported once. A checkpoint knows how many rows were handed over, so the writer's `set_state`
-    gets `{"rows": ..., "agent_steps": ...}`: rows after these come again. A row that still waits when the process is
-    killed is missing there and nowhere else.
+    left out and that is reported once. A checkpoint knows how many rows the writer has taken, so its `set_state` gets
+    `{"rows": ..., "agent_steps": ...}`: rows after these come again, first those of `earlier_rows` that waited or did
+    not fit when the checkpoint was saved, then what the resumed run writes.
     """
 
     def __init__(self, writer: Writer, *, timeout_s: float = 10.0, most_waiting: int = MOST_WAITING) -> None:
@@ -32,7 +32,9 @@ class Sink(Writer):
         self.name = writer.name  # type: ignore[misc]  # each sink has the name of its writer
         self.timeout_s = timeout_s
         self.report: Callable[[str], None] = lambda sentence: None
-        self._rows, self._last_agent_steps = 0, -1
+        self.earlier_rows: Callable[[int], Iterator[Row]] | None = None  # so many, the newest of metrics.jsonl
+        self._rows, self._last_agent_steps = 0, -1  # handed over, left out ones too
+        self._taken_rows = 0  # that the writer has without a gap
         self.most_waiting = most_waiting
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
         self._thread: Thread | None = None
@@ -45,8 +47,9 @@ class Sink(Writer):
         self._takes_media = type(writer).show is not Writer.show
 
     def write(self, row: Row) -> None:
-        self._rows, self._last_agent_steps = self._rows + 1, int(row["agent_steps"])
-        work = partial(self.writer.write, dict(row))
+        number, agent_steps = self._rows, int(row["agent_steps"])
+        self._rows, self._last_agent_steps = number + 1, agent_steps
+        work = partial(self._write, number, dict(row))
         if self.writer.is_direct:
             self._held_back.append(work)
         else:
@@ -68,13 +71,18 @@ class Sink(Writer):
 
     def get_state(self) -> StateTree:
         self.deliver()
-        return {"rows": self._rows, "agent_steps": self._last_agent_steps}
+        return {"rows": self._rows, "agent_steps": self._last_agent_steps, "taken_rows": self._taken_rows}
 
     def set_state(self, state: StateTree) -> None:
         self.deliver()
         self._rows, self._last_agent_steps = state.get("rows", 0), state["agent_steps"]
-        work = partial(self.writer.set_state, {"rows": self._rows, "agent_steps": self._last_agent_steps})
-        if self._thread is None and not self.writer.is_direct:
+        taken, again = self._rows, None
+        if self.earlier_rows is not None and state.get("taken_rows", taken) < taken:
+            taken = state["taken_rows"]
+            again = self.earlier_rows(self._rows - taken + min(taken, 1))  # with the row before, for its agent_steps
+        self._taken_rows = taken
+        work = partial(self._go_back, taken, self._last_agent_steps, again)
+        if self._thread is None and not self.writer.is_direct and again is None:
             self._before_first.append(work)
         else:
             self._hand_over(work)
@@ -129,6 +137,19 @@ class Sink(Writer):
                 self._attempt(item)
         if not self._has_failed:
             self._attempt(self.writer.close)
+
+    def _write(self, number: int, row: Row) -> None:
+        self.writer.write(row)
+        if number == self._taken_rows:
+            self._taken_rows += 1
+
+    def _go_back(self, taken: int, agent_steps: int, again: Iterator[Row] | None) -> None:
+        if again is not None:
+            agent_steps = int(next(again)["agent_steps"]) if taken else -1
+        self._taken_rows = taken  # rows that still waited when the run went back do not count
+        self.writer.set_state({"rows": taken, "agent_steps": agent_steps})
+        for number, row in enumerate(again or (), start=taken):
+            self._write(number, row)
 
     def _attempt(self, work: Work) -> None:
         try:

@@ -8,6 +8,7 @@ import math
 import os
 import stat
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -94,6 +95,19 @@ class JsonlWriter(_FileWriter):
     def restart(self) -> None:
         self.set_state({"bytes": 0})
 
+    def last_rows(self, count: int) -> Iterator[Row]:
+        """The newest rows of now, read when they are asked for, whatever is written by then."""
+        return self._read_rows(self._open().size, count)
+
+    def _read_rows(self, end: int, count: int) -> Iterator[Row]:
+        with self.path.open("rb") as file:
+            newest: deque[int] = deque(maxlen=count)  # where they begin
+            while (start := file.tell()) < end and file.readline():
+                newest.append(start)
+            for start in newest:
+                file.seek(start)
+                yield decode_row(file.readline())
+
 
 def encode_row(row: Row) -> str:
     """Valid JSON whatever the numbers: NaN and infinities become null; `non_finite` says which: nan, inf, -inf."""
@@ -102,6 +116,12 @@ def encode_row(row: Row) -> str:
     non_finite = {name: str(float(value)) for name, value in row.items() if not math.isfinite(value)}
     safe: dict[str, Any] = {name: None if name in non_finite else value for name, value in row.items()}
     return json.dumps({**safe, "non_finite": non_finite}, allow_nan=False)
+
+
+def decode_row(line: bytes) -> Row:
+    """What `encode_row` was given."""
+    row = json.loads(line)
+    return row | {name: float(text) for name, text in row.pop("non_finite", {}).items()}
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 import sys
@@ -25,9 +26,9 @@ from rl_lab.metrics.media import Distribution, Frames
 from rl_lab.metrics.series import pack_series
 from rl_lab.metrics.sinks import Sink
 from rl_lab.metrics.wandb_writer import WandbWriter, has_api_key
-from rl_lab.metrics.writers import Level, Row, Writer
+from rl_lab.metrics.writers import JsonlWriter, Level, Row, Writer
 from rl_lab.orchestration.housekeeping import Housekeeping
-from rl_lab.types import Counts, MissingExtraError, StateTree
+from rl_lab.types import Counts, MissingExtraError, RunError, StateTree
 from tests.fault_injection import forked
 
 
@@ -64,7 +65,8 @@ def test_a_users_writer_gets_everything_in_order_in_a_thread_of_its_own() -> Non
     logger.set_state({"window": pack_series({}), "writers": {"notebook": {"rows": 7, "agent_steps": 40}}})
     logger.message("hello")
     logger.write(Counts(agent_steps=50), wall_s=1.0)
-    assert logger.get_state()["writers"] == {"notebook": {"rows": 8, "agent_steps": 50}}
+    logger.flush()
+    assert logger.get_state()["writers"] == {"notebook": {"rows": 8, "agent_steps": 50, "taken_rows": 8}}
     logger.close()
     assert own.seen == [{"rows": 7, "agent_steps": 40}, "hello", 50, "closed"]
     assert own.threads == {"notebook-writer"}
@@ -104,6 +106,86 @@ def test_a_slow_writer_keeps_nobody_waiting_and_what_does_not_fit_is_left_out_wi
     sink.close()
     assert time.monotonic() - began < 5.0
     assert said == ["slow: the writer is too slow, so that rows are left out there."]
+
+
+class Ledger(Notebook):
+    """A user's own that takes nothing while it is closed for lunch, and forgets what a resumed run writes again."""
+
+    name = "ledger"
+    is_open = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returns: list[float] = []
+        self.lunch_is_over = threading.Event()
+
+    def write(self, row: Row) -> None:
+        assert self.is_open or self.lunch_is_over.wait(60.0)
+        self.seen.append(row["agent_steps"])
+        self.returns.append(row.get("eval/episode_return_mean", 0.0))
+
+    def set_state(self, state: StateTree) -> None:
+        assert len(self.seen) >= state["rows"], "rows are missing"
+        del self.seen[state["rows"] :], self.returns[state["rows"] :]
+        assert self.seen[-1:] == ([state["agent_steps"]] if state["rows"] else [])
+
+    def message(self, text: str, level: Level) -> None: ...
+    def close(self) -> None: ...
+
+
+def logger_with_a(sink: Sink, folder: Path) -> MetricLogger:
+    rows = JsonlWriter(folder / "metrics.jsonl")
+    sink.earlier_rows = rows.last_rows
+    return MetricLogger([rows, sink])
+
+
+@pytest.mark.parametrize("taken", [0, 2])
+def test_rows_that_waited_for_a_writer_when_the_process_was_killed_are_given_to_it_on_resume(
+    taken: int, tmp_path: Path
+) -> None:
+    own = Ledger()
+    logger = logger_with_a(Sink(own, timeout_s=0.01), tmp_path)
+    for steps in range(1, 7):
+        if steps == taken + 1:
+            logger.flush()
+            own.is_open = False
+        logger.write(Counts(agent_steps=steps), wall_s=0.0, values={"eval/episode_return_mean": math.nan})
+    state = logger.get_state()
+    assert state["writers"]["ledger"] == {"rows": 6, "agent_steps": 6, "taken_rows": taken}
+    logger.write(Counts(agent_steps=7), wall_s=0.0)  # after the checkpoint; then the process is killed
+
+    after = Ledger()
+    after.seen, after.returns = own.seen.copy(), own.returns.copy()
+    resumed = logger_with_a(Sink(after), tmp_path)
+    resumed.set_state(state)
+    assert resumed.get_state()["writers"]["ledger"]["rows"] == 6
+    resumed.write(Counts(agent_steps=8), wall_s=0.0)
+    resumed.close()
+    own.lunch_is_over.set()
+    logger.close()
+    assert after.seen == [1, 2, 3, 4, 5, 6, 8]
+    assert [number == number for number in after.returns] == [False] * 6 + [True], "NaN comes back as NaN"
+
+
+def test_a_table_that_did_not_fit_on_the_disk_is_whole_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(writer: CsvWriter, row: Row) -> None:
+        raise RunError("The disk is full")
+
+    logger = logger_with_a(Sink(CsvWriter(tmp_path)), tmp_path)
+    logger.write(Counts(agent_steps=1), wall_s=0.5)
+    with monkeypatch.context() as while_full:
+        while_full.setattr(CsvWriter, "write", full)
+        for steps in (2, 3):
+            logger.write(Counts(agent_steps=steps), wall_s=0.5)
+        state = logger.get_state()
+    logger.close()
+    resumed = logger_with_a(Sink(CsvWriter(tmp_path)), tmp_path)
+    resumed.set_state(state)
+    resumed.write(Counts(agent_steps=4), wall_s=0.5)
+    resumed.close()
+    assert [line["agent_steps"] for line in table(tmp_path)] == ["1", "2", "3", "4"]
 
 
 # --- CSV

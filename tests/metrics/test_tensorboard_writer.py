@@ -63,7 +63,7 @@ def test_tensorboard_drops_points_after_the_checkpoint_on_resume(tmp_path: Path)
     resumed.set_state(state)
     resumed.write(row(25, loss__value=2.5))
     resumed.close()
-    assert resumed.get_state() == {"rows": 2, "agent_steps": 25}
+    assert resumed.get_state() == {"rows": 2, "agent_steps": 25, "taken_rows": 2}
     assert events(tmp_path, "loss/value") == [(10, 1.0), (25, 2.5)]
 
 

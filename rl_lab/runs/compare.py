@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_lab.runs.published import Published, published_beside
-from rl_lab.runs.query import metric_name
+from rl_lab.runs.query import metric_name, with_short_names
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.series import COUNTERS, WINDOW, Curve, metric_names, read_curves, shared_end
 from rl_lab.runs.settings import Settings, differing, method_of, settings_of
@@ -211,7 +211,8 @@ def _refuse_unknown(name: str, members: Sequence[Member]) -> None:
     known = sorted({each for member in members for each in metric_names(member.run.metrics_path)})
     if not known:
         raise RunError(f"None of these runs has logged anything yet: {', '.join(each.run.id for each in members)}.")
-    raise ConfigError(f"No row of these runs has '{name}'.{did_you_mean(name, known)} They have: {', '.join(known)}.")
+    hint = did_you_mean(name, with_short_names(known))
+    raise ConfigError(f"No row of these runs has '{name}'.{hint} They have: {', '.join(known)}.")
 
 
 def _groups(members: Sequence[Member], group_by: Sequence[str]) -> list[Group]:

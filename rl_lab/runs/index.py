@@ -24,7 +24,7 @@ from rl_lab.runs.index_rows import (
     row_of,
 )
 from rl_lab.runs.lock import is_held
-from rl_lab.runs.query import ALIASES, FIELDS, Condition, Field, in_order
+from rl_lab.runs.query import ALIASES, FIELDS, Condition, Field, in_order, with_short_names
 from rl_lab.runs.run_directory import LOCK, RunDirectory
 from rl_lab.types import ConfigError, RunError, did_you_mean
 from rl_lab.utils.text import printable
@@ -313,7 +313,8 @@ def _refuse_unknown(database: sqlite3.Connection, fields: Sequence[Field], selec
         if field.name in known:
             continue
         near = [key for key in known if key.endswith(f".{field.name}")][:5]
-        hint = f" Did you mean {' or '.join(near)}?" if near else did_you_mean(field.name, [*FIELDS, *ALIASES, *known])
+        names = [*FIELDS, *ALIASES, *with_short_names(known)]
+        hint = f" Did you mean {' or '.join(near)}?" if near else did_you_mean(field.name, names)
         raise ConfigError(
             f"No run has a {field.kind} '{field.name}'.{hint} A field is one of {', '.join(FIELDS)}; a metric, such as "
             "eval/return; or a setting by its dotted key, such as algorithm.discount."

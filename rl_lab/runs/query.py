@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ ALIASES = {
 }
 FIELDS = (*VISIBLE, SCORE)
 _SHORT = re.compile(r"(\w+)/(return|length)")
+_LONG = re.compile(r"(\w+)/episode_(return|length)_mean")
 _CONDITION = re.compile(r"\s*([^=~<>!\s]+)\s*(!=|<=|>=|==|=|~|<|>)(.*)", re.DOTALL)
 _MISSING = ("null", "none", "-")
 
@@ -39,6 +40,12 @@ def metric_name(name: str) -> str:
     """`eval/return` is short for eval/episode_return_mean, `collect/length` for collect/episode_length_mean."""
     found = _SHORT.fullmatch(name)
     return f"{found[1]}/episode_{found[2]}_mean" if found else name
+
+
+def with_short_names(names: Iterable[str]) -> list[str]:
+    """These metrics, and how they may be written for short."""
+    known = list(names)
+    return known + [f"{found[1]}/{found[2]}" for name in known if (found := _LONG.fullmatch(name))]
 
 
 @dataclass(frozen=True)

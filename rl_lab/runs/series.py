@@ -32,13 +32,14 @@ class Curve:
         return len(self.x)
 
     def until(self, end: float) -> float:
-        """The mean of the values in the last tenth before `end`; where none lies there, the last one before it, and
-        of a curve that never leaves its place, as that of an offline run over env frames, the last one."""
-        inside = (self.x <= end) & (self.x > (1.0 - WINDOW) * end)
-        if inside.any() and self.x[0] != self.x[-1]:
-            return float(self.y[inside].mean())
-        before = self.y[self.x <= end]
-        return float(before[-1] if len(before) else self.y[0])
+        """The mean of the values in the last tenth before `end`, the last one of each place; where none lies there, the
+        last one before it."""
+        curve = self.last_of_each()
+        before = curve.x <= end
+        inside = before & (curve.x > (1.0 - WINDOW) * end)
+        if inside.any():
+            return float(curve.y[inside].mean())
+        return float(curve.y[before][-1] if before.any() else self.y[0])
 
     def last_of_each(self) -> Curve:
         """Of several values at one place the last: an evaluation on the way and the final one, say."""

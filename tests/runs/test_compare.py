@@ -329,10 +329,13 @@ def test_scores_of_several_environments_are_one_table_for_programs(made: MakeRun
     assert (tmp_path / "latex").read_text().count(r"\begin{tabular}") == 3
 
 
-def test_of_two_evaluations_at_one_place_the_last_is_drawn() -> None:
+def test_of_two_evaluations_at_one_place_the_last_is_drawn_and_counts() -> None:
     curve = Curve(np.array([1.0, 2.0, 2.0]), np.array([5.0, 6.0, 7.0]))
     found = curve.last_of_each()
     assert (found.x.tolist(), found.y.tolist()) == ([1.0, 2.0], [5.0, 7.0])
+    assert [curve.until(2.0), curve.until(1.5), curve.until(0.5)] == [7.0, 5.0, 5.0]
+    late = Curve(np.array([95.0, 100.0, 100.0]), np.array([5.0, 6.0, 7.0]))
+    assert late.until(100.0) == 6.0, "the mean of 5 and 7"
 
 
 def test_a_parquet_column_has_one_kind_of_value() -> None:

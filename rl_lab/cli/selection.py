@@ -22,6 +22,7 @@ def select_runs(arguments: argparse.Namespace) -> list[RunDirectory]:
     """The runs that the words name, then those that all conditions fit; each once, at least one."""
     from rl_lab.runs.index import RunIndex, resolve_run
     from rl_lab.runs.run_directory import RunDirectory
+    from rl_lab.runs.sweeps import open_sweep
     from rl_lab.types import RunError
 
     runs_dir, where = runs_dir_of(arguments), conditions(arguments)
@@ -33,6 +34,8 @@ def select_runs(arguments: argparse.Namespace) -> list[RunDirectory]:
     if where:
         rows = RunIndex(runs_dir).find(where=where)
         if not rows:
+            if arguments.sweep:
+                open_sweep(arguments.sweep, runs_dir)  # which says what sweeps there are
             raise RunError(f"No run in {runs_dir} fits {' and '.join(where)}. `rl-lab list` shows them all.")
         found += [RunDirectory.open(runs_dir / row["id"]) for row in reversed(rows)]
     return list({run.path: run for run in found}.values())

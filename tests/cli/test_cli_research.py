@@ -179,6 +179,18 @@ def test_curves_are_drawn_by_filter_and_by_sweep(rl: Any, here: Path) -> None:
     assert Path("sweep.png").stat().st_size > Path("plot.png").stat().st_size
 
 
+def test_an_exported_file_has_the_format_of_its_name(rl: Any, here: Path) -> None:
+    assert rl("export", "first", "--output", "by_name.json").code == 0
+    assert json.loads(Path("by_name.json").read_text())[0]["run"] == "first"
+    assert rl("export", "first", "--table", "runs", "--output", "by_name.TEX").code == 0
+    assert "tabular" in Path("by_name.TEX").read_text()
+    refused = rl("export", "first", "--output", "by_name.xls")
+    assert refused.code == 2 and "by_name.xls ends in '.xls': write .csv, .json, .tex" in refused.err
+    assert rl("export", "first", "--format", "csv", "--output", "by_name.xls").code == 0
+    unknown = rl("export", "--sweep", "nosuch")
+    assert unknown.code == 1 and "There is no sweep 'nosuch'" in unknown.err
+
+
 @pytest.mark.parametrize("table", ["rows", "runs", "scores"])
 def test_every_table_is_exported_as_csv_json_and_html(rl: Any, here: Path, table: str) -> None:
     for format in ("csv", "json", "html", "markdown"):

@@ -43,6 +43,7 @@ class Sink(Writer):
         self._problem = ""  # to be reported by the next call, which comes from the run's own thread
         self._has_failed = False
         self._is_behind = False
+        self._is_left = False  # it did not come to its end in time
         self._takes_messages = type(writer).message is not Writer.message
         self._takes_media = type(writer).show is not Writer.show
 
@@ -96,18 +97,28 @@ class Sink(Writer):
         if self._thread is not None and not self._is_behind:
             reached = Event()
             self._queue.put(reached)
-            reached.wait(self.timeout_s)
+            if not reached.wait(self.timeout_s):
+                self._leave()
         self._tell()
 
     def close(self) -> None:
         self.deliver()
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join(self.timeout_s)  # one that stands still is a daemon, and ends with the process
+            self._thread.join(0.0 if self._is_left else self.timeout_s)
+            if self._thread.is_alive():
+                self._leave()  # it is a daemon, and ends with the process
             self._thread = None
         elif self.writer.is_direct and not self._has_failed:
             self._attempt(self.writer.close)
         self._tell()
+
+    def _leave(self) -> None:
+        """The run has waited once, and that is enough."""
+        if not self._is_left and not self._is_behind:  # else it has been said
+            waiting = self._rows - self._taken_rows
+            self._problem = f"{self.name}: {waiting:,} rows still wait for the writer; metrics.jsonl has them all."
+        self._is_left = True
 
     def _hand_over(self, work: Work, *, is_direct: bool | None = None) -> None:
         self._tell()

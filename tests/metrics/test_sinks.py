@@ -108,6 +108,28 @@ def test_a_slow_writer_keeps_nobody_waiting_and_what_does_not_fit_is_left_out_wi
     assert said == ["slow: the writer is too slow, so that rows are left out there."]
 
 
+def test_the_end_of_a_run_waits_for_a_slow_writer_once_and_says_what_is_missing_there() -> None:
+    class Slow(Writer):
+        name = "slow"
+
+        def write(self, row: Row) -> None:
+            hurry.wait(30.0)
+
+    hurry = threading.Event()
+    sink, said = Sink(Slow(), timeout_s=0.4), list[str]()
+    sink.report = said.append
+    for steps in range(3):
+        sink.write(row(steps))
+    began = time.monotonic()
+    sink.flush()
+    assert said == ["slow: 3 rows still wait for the writer; metrics.jsonl has them all."]
+    between = time.monotonic()
+    sink.close()
+    assert between - began >= 0.4 and time.monotonic() - between < 0.4
+    hurry.set()
+    assert len(said) == 1
+
+
 class Ledger(Notebook):
     """A user's own that takes nothing while it is closed for lunch, and forgets what a resumed run writes again."""
 

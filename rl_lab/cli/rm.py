@@ -20,8 +20,12 @@ ARGUMENTS = (*SELECTION, YES, quiet("print only warnings and errors"))
 def run(arguments: argparse.Namespace) -> int:
     from rl_lab.runs.cleanup import folder_size, remove_run
     from rl_lab.runs.index import RunIndex
+    from rl_lab.runs.lock import RunLock
 
     runs = select_runs(arguments)
+    for each in runs:  # before anything is asked or removed
+        with RunLock(each):
+            pass
     rows = [(each.id, each.read_status()["state"], format_size(folder_size(each.path))) for each in runs]
     if not arguments.quiet:
         print(table(("RUN", "STATE", "SIZE"), rows))

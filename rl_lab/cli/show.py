@@ -130,6 +130,9 @@ def describe(facts: dict[str, Any]) -> str:
     run_id = format_value(facts["id"])
     next_command = "evaluate" if status["state"] in ("finished", "stopped", "pruned", "running") else "resume"
     next_step = f"{next_command} {run_id}"
-    if cleaned and "latest checkpoint" not in facts["paths"]:
+    has_checkpoint = "latest checkpoint" in facts["paths"]
+    if cleaned and not has_checkpoint:
         next_step = f"train {dict(files)['config']}"
+    if status["state"] == "running" and not has_checkpoint:
+        next_step = "list --status running"
     return "\n\n".join([f"{run_id}\n{blocks[0]}", *blocks[1:], f"next: rl-lab {next_step}"])

@@ -45,8 +45,8 @@ def _score_row(comparison: Comparison, group: Any, tasks: Sequence[str]) -> list
     estimates = comparison.estimates(group, tasks)
     row = [comparison.full_name(group.label), sum(len(comparison.scores(group, task)) for task in tasks)]
     for name in ("IQM", "mean", "median"):
-        found = estimates.get(name, Estimate(math.nan, math.nan, math.nan))
-        row += [found.value, interval(found)]
+        found = estimates.get(name)
+        row += [None, ""] if found is None else [found.value, interval(found)]
     return row
 
 

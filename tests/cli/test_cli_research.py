@@ -286,6 +286,13 @@ def test_nothing_under_way_is_cleaned_or_removed(rl: Any, here: Path) -> None:
         assert "because it is running" in rl("cleanup", "--keep-best", "0", "--keep-recent", "0h", "--dry-run").out
         assert re.search(r"first +running \d+%", rl("list", "--where", "status=running").out)
         assert "Run 'first' is in use by process" in rl("rm", "first", "--yes").err
+        refused = rl("rm", "second", "first")
+        assert "Run 'first' is in use" in refused.err and not refused.out, "before anybody is asked"
+        assert Path("runs/second").is_dir()
+        assert rl("show", "first").out.endswith("next: rl-lab evaluate first\n")
+        shutil.move(run.checkpoints_dir, "aside")
+        assert rl("show", "first").out.endswith("next: rl-lab list --status running\n"), "nothing to evaluate yet"
+        shutil.move("aside", run.checkpoints_dir)
         rl("cleanup", "--keep-best", "0", "--keep-recent", "0h", "--unfinished", "--yes")
     assert run.checkpoints_dir.is_dir() and not Path("runs/second/checkpoints").exists()
 

@@ -132,6 +132,8 @@ def test_a_metric_or_counter_that_is_not_there_is_answered(made: MakeRun) -> Non
         compare_runs([run], x="env_frame")
     with pytest.raises(RunError, match="None of these runs has logged anything yet: b"):
         compare_runs([empty])
+    found = compare_runs([run, made("c", [], discount=0.5)]).tables()[0]
+    assert [0, None, "", None, "", None, ""] in [row[1:] for row in found.rows], "nothing, rather than nan"
 
 
 def test_tables_give_the_estimates_and_the_differences(made: MakeRun) -> None:

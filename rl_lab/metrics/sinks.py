@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
@@ -27,7 +28,7 @@ class Sink(Writer):
     """
 
     def __init__(self, writer: Writer, *, timeout_s: float = 10.0, most_waiting: int = MOST_WAITING) -> None:
-        """timeout_s bounds how long `flush` and `close` wait for the thread."""
+        """timeout_s bounds how long `flush` and `close` together wait for the thread."""
         self.writer = writer
         self.name = writer.name  # type: ignore[misc]  # each sink has the name of its writer
         self.timeout_s = timeout_s
@@ -43,6 +44,7 @@ class Sink(Writer):
         self._problem = ""  # to be reported by the next call, which comes from the run's own thread
         self._has_failed = False
         self._is_behind = False
+        self._waited_s = 0.0  # for the thread, so far
         self._is_left = False  # it did not come to its end in time
         self._takes_messages = type(writer).message is not Writer.message
         self._takes_media = type(writer).show is not Writer.show
@@ -97,7 +99,7 @@ class Sink(Writer):
         if self._thread is not None and not self._is_behind:
             reached = Event()
             self._queue.put(reached)
-            if not reached.wait(self.timeout_s):
+            if not self._wait(reached.wait):
                 self._leave()
         self._tell()
 
@@ -105,7 +107,7 @@ class Sink(Writer):
         self.deliver()
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join(0.0 if self._is_left else self.timeout_s)
+            self._wait(self._thread.join)
             if self._thread.is_alive():
                 self._leave()  # it is a daemon, and ends with the process
             self._thread = None
@@ -113,11 +115,19 @@ class Sink(Writer):
             self._attempt(self.writer.close)
         self._tell()
 
+    def _wait(self, wait: Callable[[float], bool | None]) -> bool | None:
+        """All waiting together takes no longer than `timeout_s`."""
+        began = time.monotonic()
+        try:
+            return wait(max(0.0, self.timeout_s - self._waited_s))
+        finally:
+            self._waited_s += time.monotonic() - began
+
     def _leave(self) -> None:
-        """The run has waited once, and that is enough."""
         if not self._is_left and not self._is_behind:  # else it has been said
-            waiting = self._rows - self._taken_rows
-            self._problem = f"{self.name}: {waiting:,} rows still wait for the writer; metrics.jsonl has them all."
+            rows = self._rows - self._taken_rows
+            what = f"{rows:,} rows still wait" if rows else "a picture still waits"
+            self._problem = f"{self.name}: {what} for the writer; metrics.jsonl has every row."
         self._is_left = True
 
     def _hand_over(self, work: Work, *, is_direct: bool | None = None) -> None:

@@ -122,7 +122,7 @@ def test_the_end_of_a_run_waits_for_a_slow_writer_once_and_says_what_is_missing_
         sink.write(row(steps))
     began = time.monotonic()
     sink.flush()
-    assert said == ["slow: 3 rows still wait for the writer; metrics.jsonl has them all."]
+    assert said == ["slow: 3 rows still wait for the writer; metrics.jsonl has every row."]
     between = time.monotonic()
     sink.close()
     assert between - began >= 0.4 and time.monotonic() - between < 0.4

@@ -32,6 +32,7 @@ def build_sinks(config: Config, settings: Settings, run: RunDirectory | None) ->
         "directory": Path(os.devnull) if run is None else run.path,
         "run_id": "" if run is None else run.id,
         "config": config,
+        "axis": "agent_steps" if any(phase.type == "online" for phase in settings.phases) else "updates",
     }
     writers = [
         construct(block, place=f"logging.writers.{block['_target_']}", injected=injected, plugins=settings.plugins)

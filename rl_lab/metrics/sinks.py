@@ -13,6 +13,7 @@ from rl_lab.metrics.writers import Level, Row, Writer
 from rl_lab.types import StateTree
 
 MOST_WAITING = 10_000  # rows and pictures between the run and a sink that is slower
+BEFORE_FIRST = {"agent_steps": -1, "updates": -1}
 Work = Callable[[], None]
 
 
@@ -23,8 +24,9 @@ class Sink(Writer):
 
     Whatever the writer raises is reported once, and it gets nothing more. When too much waits for it, what comes is
     left out and that is reported once. A checkpoint knows how many rows the writer has taken, so its `set_state` gets
-    `{"rows": ..., "agent_steps": ...}`: rows after these come again, first those of `earlier_rows` that waited or did
-    not fit when the checkpoint was saved, then what the resumed run writes.
+    `{"rows": ..., "agent_steps": ..., "updates": ...}`, the last two of the newest of them: rows after these come again,
+    first those of `earlier_rows` that waited or did not fit when the checkpoint was saved, then what the resumed run
+    writes.
     """
 
     def __init__(self, writer: Writer, *, timeout_s: float = 10.0, most_waiting: int = MOST_WAITING) -> None:
@@ -34,7 +36,7 @@ class Sink(Writer):
         self.timeout_s = timeout_s
         self.report: Callable[[str], None] = lambda sentence: None
         self.earlier_rows: Callable[[int], Iterator[Row]] | None = None  # so many, the newest of metrics.jsonl
-        self._rows, self._last_agent_steps = 0, -1  # handed over, left out ones too
+        self._rows, self._last = 0, BEFORE_FIRST  # handed over, left out ones too
         self._taken_rows = 0  # that the writer has without a gap
         self.most_waiting = most_waiting
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
@@ -50,8 +52,8 @@ class Sink(Writer):
         self._takes_media = type(writer).show is not Writer.show
 
     def write(self, row: Row) -> None:
-        number, agent_steps = self._rows, int(row["agent_steps"])
-        self._rows, self._last_agent_steps = number + 1, agent_steps
+        number = self._rows
+        self._rows, self._last = number + 1, _place(row)
         work = partial(self._write, number, dict(row))
         if self.writer.is_direct:
             self._held_back.append(work)
@@ -74,24 +76,24 @@ class Sink(Writer):
 
     def get_state(self) -> StateTree:
         self.deliver()
-        return {"rows": self._rows, "agent_steps": self._last_agent_steps, "taken_rows": self._taken_rows}
+        return {"rows": self._rows, **self._last, "taken_rows": self._taken_rows}
 
     def set_state(self, state: StateTree) -> None:
         self.deliver()
-        self._rows, self._last_agent_steps = state.get("rows", 0), state["agent_steps"]
+        self._rows, self._last = state.get("rows", 0), _place(state)
         taken, again = self._rows, None
         if self.earlier_rows is not None and state.get("taken_rows", taken) < taken:
             taken = state["taken_rows"]
-            again = self.earlier_rows(self._rows - taken + min(taken, 1))  # with the row before, for its agent_steps
+            again = self.earlier_rows(self._rows - taken + min(taken, 1))  # with the row before, for its place
         self._taken_rows = taken
-        work = partial(self._go_back, taken, self._last_agent_steps, again)
+        work = partial(self._go_back, taken, self._last, again)
         if self._thread is None and not self.writer.is_direct and again is None:
             self._before_first.append(work)
         else:
             self._hand_over(work)
 
     def restart(self) -> None:
-        self.set_state({"rows": 0, "agent_steps": -1})
+        self.set_state({"rows": 0, **BEFORE_FIRST})
 
     def flush(self) -> None:
         """Wait, within bounds, until the writer has everything so far."""
@@ -164,11 +166,11 @@ class Sink(Writer):
         if number == self._taken_rows:
             self._taken_rows += 1
 
-    def _go_back(self, taken: int, agent_steps: int, again: Iterator[Row] | None) -> None:
+    def _go_back(self, taken: int, last: dict[str, int], again: Iterator[Row] | None) -> None:
         if again is not None:
-            agent_steps = int(next(again)["agent_steps"]) if taken else -1
+            last = _place(next(again)) if taken else BEFORE_FIRST
         self._taken_rows = taken  # rows that still waited when the run went back do not count
-        self.writer.set_state({"rows": taken, "agent_steps": agent_steps})
+        self.writer.set_state({"rows": taken, **last})
         for number, row in enumerate(again or (), start=taken):
             self._write(number, row)
 
@@ -184,3 +186,8 @@ class Sink(Writer):
         problem, self._problem = self._problem, ""
         if problem:
             self.report(problem)
+
+
+def _place(row: Row | StateTree) -> dict[str, int]:
+    """Where a row lies on the axes of charts; checkpoints of earlier versions know no updates."""
+    return {"agent_steps": int(row["agent_steps"]), "updates": int(row.get("updates", -1))}

@@ -1,4 +1,4 @@
-"""TensorBoard events: scalars, pictures, videos and histograms over agent steps."""
+"""TensorBoard events: scalars, pictures, videos and histograms over agent steps, or over updates."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from threading import Lock
 
 from rl_lab.metrics.event_file import EventFile
 from rl_lab.metrics.media import Media, summary_value
-from rl_lab.metrics.writers import Row, Writer
+from rl_lab.metrics.writers import Axis, Row, Writer
 from rl_lab.types import MissingExtraError, StateTree
-
-X_AXIS = "agent_steps"
 
 
 class TensorBoardWriter(Writer):
@@ -25,7 +23,7 @@ class TensorBoardWriter(Writer):
     name = "tensorboard"
     is_direct = True
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, axis: Axis = "agent_steps") -> None:
         if find_spec("tensorboard") is None:
             raise MissingExtraError(
                 "TensorBoard events need the package 'tensorboard', which is not installed: "
@@ -34,12 +32,15 @@ class TensorBoardWriter(Writer):
         self.directory = Path(directory) / "tensorboard"
         self._file: EventFile | None = None
         self._lock = Lock()  # rows and videos come from two threads
+        self.axis = axis
+        self._newest = 0  # where the newest row lies
         self._purge_from: int | None = None  # where a resumed run goes on, until there is a file to say it in
 
     def write(self, row: Row) -> None:
-        numbers = [number for name, number in row.items() if name != X_AXIS]
+        numbers = [number for name, number in row.items() if name != self.axis]
+        self._newest = int(row[self.axis])
         with self._lock:
-            self._open().add_scalars(time.time(), int(row[X_AXIS]), _tags(tuple(row)), numbers)
+            self._open().add_scalars(time.time(), self._newest, _tags(tuple(row), self.axis), numbers)
 
     def show(self, name: str, media: Media, agent_steps: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary  # here, in the sink's thread: it takes a while
@@ -47,11 +48,13 @@ class TensorBoardWriter(Writer):
         summary = Summary(value=[summary_value(Summary, name, media)])
         encoded = summary.SerializeToString()
         with self._lock:
-            self._open().add_summary(time.time(), agent_steps, encoded)
+            where = agent_steps if self.axis == "agent_steps" else self._newest
+            self._open().add_summary(time.time(), where, encoded)
 
     def set_state(self, state: StateTree) -> None:
         """Points after the checkpoint vanish; the resumed run writes them again."""
-        self._purge_from = state["agent_steps"] + 1
+        self._newest = state[self.axis]
+        self._purge_from = self._newest + 1
 
     def close(self) -> None:
         with self._lock:
@@ -69,5 +72,5 @@ class TensorBoardWriter(Writer):
 
 
 @cache
-def _tags(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name if "/" in name else f"counters/{name}" for name in names if name != X_AXIS)
+def _tags(names: tuple[str, ...], axis: Axis) -> tuple[str, ...]:
+    return tuple(name if "/" in name else f"counters/{name}" for name in names if name != axis)

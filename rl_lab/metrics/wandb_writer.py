@@ -12,7 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rl_lab.metrics.media import Distribution, Media, encode, histogram
-from rl_lab.metrics.writers import Row, Writer
+from rl_lab.metrics.writers import Axis, Row, Writer
 from rl_lab.types import MissingExtraError, StateTree
 
 INIT_TIMEOUT_S = 30
@@ -34,6 +34,7 @@ class WandbWriter(Writer):
         directory: Path,
         run_id: str,
         config: Mapping[str, Any],
+        axis: Axis = "agent_steps",
         *,
         project: str = PROJECT,
         entity: str | None = None,
@@ -54,6 +55,7 @@ class WandbWriter(Writer):
         self._wandb: Any = None
         self._run: Any = None
         self._rows = 0  # of this run so far, sent or not
+        self.axis = axis
         self._sent = -1  # of this and earlier processes; -1: not known yet
 
     def write(self, row: Row) -> None:
@@ -92,7 +94,7 @@ class WandbWriter(Writer):
                 text = self._sent_path.read_text(encoding="utf-8") if self._sent_path.is_file() else "0"
                 self._sent = int(text) if text.strip().isdecimal() else 0
             self._run = self._begin(self._chosen_mode())
-            self._run.define_metric("*", step_metric="agent_steps")
+            self._run.define_metric("*", step_metric=self.axis)
         return self._run
 
     def _begin(self, mode: str) -> Any:

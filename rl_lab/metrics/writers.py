@@ -26,6 +26,7 @@ Level = Literal["detail", "info", "warning", "error"]  # a detail goes to run.lo
 
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 NEWLINES = "\n\t"
+Axis = Literal["agent_steps", "updates"]  # what charts are drawn over: updates where a run makes no steps
 
 
 class Writer:

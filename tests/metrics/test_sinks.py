@@ -66,9 +66,9 @@ def test_a_users_writer_gets_everything_in_order_in_a_thread_of_its_own() -> Non
     logger.message("hello")
     logger.write(Counts(agent_steps=50), wall_s=1.0)
     logger.flush()
-    assert logger.get_state()["writers"] == {"notebook": {"rows": 8, "agent_steps": 50, "taken_rows": 8}}
+    assert logger.get_state()["writers"] == {"notebook": {"rows": 8, "agent_steps": 50, "updates": 0, "taken_rows": 8}}
     logger.close()
-    assert own.seen == [{"rows": 7, "agent_steps": 40}, "hello", 50, "closed"]
+    assert own.seen == [{"rows": 7, "agent_steps": 40, "updates": -1}, "hello", 50, "closed"]
     assert own.threads == {"notebook-writer"}
 
 
@@ -173,7 +173,7 @@ def test_rows_that_waited_for_a_writer_when_the_process_was_killed_are_given_to_
             own.is_open = False
         logger.write(Counts(agent_steps=steps), wall_s=0.0, values={"eval/episode_return_mean": math.nan})
     state = logger.get_state()
-    assert state["writers"]["ledger"] == {"rows": 6, "agent_steps": 6, "taken_rows": taken}
+    assert state["writers"]["ledger"] == {"rows": 6, "agent_steps": 6, "updates": 0, "taken_rows": taken}
     logger.write(Counts(agent_steps=7), wall_s=0.0)  # after the checkpoint; then the process is killed
 
     after = Ledger()

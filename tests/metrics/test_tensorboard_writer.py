@@ -63,8 +63,22 @@ def test_tensorboard_drops_points_after_the_checkpoint_on_resume(tmp_path: Path)
     resumed.set_state(state)
     resumed.write(row(25, loss__value=2.5))
     resumed.close()
-    assert resumed.get_state() == {"rows": 2, "agent_steps": 25, "taken_rows": 2}
+    assert resumed.get_state() == {"rows": 2, "agent_steps": 25, "updates": -1, "taken_rows": 2}
     assert events(tmp_path, "loss/value") == [(10, 1.0), (25, 2.5)]
+
+
+def test_a_run_without_steps_is_drawn_over_updates_and_goes_on_there_on_resume(tmp_path: Path) -> None:
+    writer = Sink(TensorBoardWriter(tmp_path, axis="updates"))
+    for updates in (100, 200):
+        writer.write(row(0, updates=updates, loss__value=updates / 100))
+    state = writer.get_state()
+    writer.write(row(0, updates=300, loss__value=9.0))
+    writer.close()
+    resumed = Sink(TensorBoardWriter(tmp_path, axis="updates"))
+    resumed.set_state(state)
+    resumed.write(row(0, updates=300, loss__value=3.0))
+    resumed.close()
+    assert events(tmp_path, "loss/value") == [(100, 1.0), (200, 2.0), (300, 3.0)]
 
 
 def test_rows_are_written_without_a_thread_and_nobody_waits_for_a_video(

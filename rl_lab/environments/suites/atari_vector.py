@@ -30,8 +30,8 @@ from rl_lab.environments.suites.atari import (
 )
 from rl_lab.types import ConfigError
 
-# Agent steps, which a resume plays again. ALE loads a game anew for its seed: 63 ms in which all games wait, 1.3 % of the
-# time of 8 Pongs on two cores; every 5,000 it would be 10 %.
+# Agent steps, which a resume plays again. ALE loads a game anew for its seed: 63 ms in which all games wait, 1.3 % of
+# the time of 8 Pongs on two cores; every 5,000 it would be 10 %.
 NEW_SEED_AFTER = 40_000
 
 

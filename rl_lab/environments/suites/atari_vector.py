@@ -81,7 +81,7 @@ class AtariVector(VectorEnv):
         self._stack, self._is_grey = stack, observation == "grey"
         self._seeds = np.random.default_rng(0)
         self._actions: list[np.ndarray] = []  # of all games, one array for each step
-        self._strengths = [1.0] * num_envs  # how far a paddle is turned: ALE wants it beside each action
+        self._strengths: Any = [1.0] * num_envs  # how far a paddle is turned: ALE wants it beside each action
 
     # --- playing ---
 

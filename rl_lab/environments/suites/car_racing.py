@@ -38,6 +38,8 @@ class CarRacing(original.CarRacing):
     """The original's physics, rewards and pictures. `patience`: an episode is cut after so many frames without a new
     tile of the track, for training: who has left the road learns little there."""
 
+    surf: Any  # what is drawn on
+
     def __init__(self, patience: int | None = None, **settings: Any) -> None:
         if patience is not None and patience < 1:
             raise ConfigError(f"environment.kwargs.patience is {patience!r}: write a number of at least 1, or null.")

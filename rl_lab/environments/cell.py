@@ -91,6 +91,11 @@ class Cell:
         self._log: list[Any] | None = []  # actions since the reset; None once the environment proved plain
         self._is_log_decided = False
 
+    @property
+    def has_begun(self) -> bool:
+        """There was an episode, or one was restored."""
+        return self._episode_seed is not None
+
     def begin(self, rows: EnvRows, i: int) -> None:
         """A new episode in row i."""
         while True:

@@ -94,7 +94,8 @@ def work(job: Job, connection: Connection) -> None:
         try:
             if mine is None:
                 mine = Part(job)
-            answer = ("ok", mine.answer(command, arguments), mine.environment.drain_events(), memory.growth_mib())
+            result, events = mine.answer(command, arguments), mine.environment.drain_events()
+            answer = ("ok", result, events, memory.growth_mib(is_playing=mine.is_playing))
         except RLLabError as error:
             answer = ("raise", type(error).__name__, str(error), 0.0)
         connection.send(answer)
@@ -125,7 +126,8 @@ def _exit_with_parent() -> None:
 
 
 class MemoryWatch:
-    """How much the resident memory of this process has grown since it was first asked."""
+    """How much the resident memory of this process has grown since all its environments first played: a simulator may
+    load its world, a gigabyte, with the first episode, which in place of a dead worker begins a row later."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -133,9 +135,9 @@ class MemoryWatch:
         self._growth_mib = 0.0
         self._next_look_s = 0.0
 
-    def growth_mib(self) -> float:
+    def growth_mib(self, *, is_playing: bool) -> float:
         now = time.monotonic()
-        if now >= self._next_look_s:
+        if now >= self._next_look_s and (is_playing or self._first_mib is not None):
             self._next_look_s = now + MEMORY_CHECK_S
             resident_mib = self._process.memory_info().rss / MIB
             if self._first_mib is None:
@@ -156,6 +158,11 @@ class Part:
         self._rows = shared.rows.map(lambda values: values[job.part])
         self._action, self._restarts = shared.action[job.part], shared.restarts[job.part]
         self.environment = job.build()
+
+    @property
+    def is_playing(self) -> bool:
+        """Every environment has begun an episode in this process."""
+        return all(cell.has_begun for cell in self.environment.cells)
 
     def answer(self, command: str, arguments: tuple[Any, ...]) -> Any:
         if command in LONE_CELL:  # restarts of a spare process count once it is no longer one

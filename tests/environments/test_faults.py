@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from rl_lab.environments import cell, make_environment
+from rl_lab.environments import cell, make_environment, worker
 from rl_lab.environments.async_environment import AsyncEnvironment, Limits
 from rl_lab.environments.recipe import Recipe, blueprint
 from rl_lab.environments.suites.toy import Faulty
@@ -207,6 +207,21 @@ def test_a_worker_that_keeps_memory_is_replaced_in_mid_episode_and_no_row_tells(
     plain.close(), leaking.close()
 
 
+def test_memory_of_the_first_episode_is_no_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead worker's successor first ends the lost episode, then loads its world."""
+    monkeypatch.setattr(worker, "MEMORY_CHECK_S", 0.0)
+    watch, kept = worker.MemoryWatch(), []
+    assert watch.growth_mib(is_playing=False) == 0
+    kept.append(np.ones(64 * worker.MIB, np.uint8))
+    assert watch.growth_mib(is_playing=True) == 0
+    kept.append(np.ones(64 * worker.MIB, np.uint8))
+    assert 60 < watch.growth_mib(is_playing=True) < 80
+    environment = make_environment(id=FAULTY, num_envs=2, vectorization="sync")
+    assert [one.has_begun for one in environment.cells] == [False, False]
+    environment.reset()
+    assert [one.has_begun for one in environment.cells] == [True, True]
+
+
 def test_workers_that_live_long_enough_may_die_again() -> None:
     environment = make_async(2, num_workers=2, max_restarts=2, exit_at=1100, length=500)
     rows = [environment.reset()] + [environment.step(np.zeros(2, np.int64)) for _ in range(3500)]
@@ -265,7 +280,7 @@ def test_workers_ignore_signals_that_reach_the_whole_group(number: signal.Signal
 ORPHANS = """
     import os, sys, time
     import numpy as np
-    from rl_lab.environments import cell, make_environment
+    from rl_lab.environments import cell, make_environment, worker
     environment = make_environment(id="rl_lab/Faulty-v0", num_envs=2, vectorization="async", kwargs={"hang_at": 1})
     environment.reset()
     print(*[worker.process.pid for worker in environment._workers], flush=True)

@@ -7,6 +7,7 @@ faster where no GPU draws. An episode is cut at its time limit and never termina
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,11 @@ def gymnasium_as_gym() -> Iterator[None]:
         sys.modules.update(before)
 
 
+def is_worth_reading(record: logging.LogRecord) -> bool:
+    """dm_control warns of every target it puts into a maze, at every reset: targets do not move."""
+    return "no free joint" not in record.getMessage()
+
+
 class MemoryMaze(gym.Env):
     """One maze per episode. `is_visible` lowers the walls and raises the targets, which makes it easier."""
 
@@ -59,6 +65,7 @@ class MemoryMaze(gym.Env):
         with gymnasium_as_gym():
             from memory_maze import tasks
 
+        logging.getLogger("absl").addFilter(is_worth_reading)
         self._build = getattr(tasks, f"memory_maze_{maze}")
         self.size, self.is_visible, self.render_mode = size, is_visible, render_mode
         self.max_agent_steps = SIZES[maze]

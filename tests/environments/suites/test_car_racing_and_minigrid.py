@@ -48,6 +48,33 @@ def test_car_racing_is_the_original_pixel_for_pixel() -> None:
 
 
 @pytest.mark.usefixtures("box2d")
+def test_car_racing_at_the_edge_of_the_map_and_from_near_is_the_original_pixel_for_pixel() -> None:
+    ours, original = (
+        gym.make(env_id, continuous=False).unwrapped for env_id in ("rl_lab/CarRacing-v3", "CarRacing-v3")
+    )
+    for env in (ours, original):
+        env.reset(seed=3)
+    for seconds, place in ((1.0, (0.0, 0.0)), (1.0, (-310.0, 20.0)), (3.0, (330.0, 300.0)), (0.4, (200.0, -250.0))):
+        for env in (ours, original):
+            env.t, env.reward = seconds, place[0]
+            env.car.hull.position = place
+        np.testing.assert_array_equal(ours._render("state_pixels"), original._render("state_pixels"))
+
+
+@pytest.mark.usefixtures("box2d")
+def test_patience_cuts_an_episode_that_finds_no_new_tile_and_no_evaluation() -> None:
+    settings = {"continuous": False, "patience": 12}
+    environment = configured("car_racing", kwargs=settings)
+    rows = [environment.reset(), *(environment.step(np.array([0])) for _ in range(20))]  # nothing is pressed: 2 frames
+    last = next(i for i, row in enumerate(rows) if row.is_last[0])
+    assert not rows[last].is_terminal[0] and 6 <= last <= 12, "12 frames after the tiles below the car"
+    assert rows[last + 1].is_first[0] and not rows[last + 2].is_last[0], "it waits anew"
+    assert compose("ppo_car_racing", [])["environment"]["eval_kwargs"] == {"patience": None}
+    with pytest.raises(ConfigError, match="patience is 0: write a number of at least 1, or null"):
+        configured("car_racing", kwargs={"patience": 0})
+
+
+@pytest.mark.usefixtures("box2d")
 def test_car_racing_is_configured_at_64_pixels() -> None:
     environment = configured("car_racing", render=True)
     spec = environment.spec

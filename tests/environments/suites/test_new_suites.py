@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from rl_lab.environments.async_environment import AsyncEnvironment
 from rl_lab.environments.catalog import describe_environment
 from rl_lab.environments.lookup import SUITES, missing_extra
 from rl_lab.environments.rendering import prepare_headless
-from rl_lab.environments.suites.memory_maze import gymnasium_as_gym
+from rl_lab.environments.suites.memory_maze import gymnasium_as_gym, is_worth_reading
 from rl_lab.types import ConfigError, MissingExtraError
 
 from ..helpers import play
@@ -39,6 +40,12 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "crafter", None)  # as if it were not installed
     with pytest.raises(MissingExtraError, match="rl_lab/Crafter-v1' needs an extra .* pip install 'rl-lab.crafter.'"):
         make_environment(id="rl_lab/Crafter-v1")
+
+
+def test_the_warning_of_every_reset_of_a_maze_is_left_out_and_no_other() -> None:
+    sentences = ("Cannot set velocity on Entity with no free joint.", "Cannot draw the maze.")
+    records = [logging.LogRecord("absl", logging.WARNING, "", 0, text, None, None) for text in sentences]
+    assert list(map(is_worth_reading, records)) == [False, True]
 
 
 def test_crafter_reports_its_achievements_and_its_end() -> None:

@@ -24,7 +24,7 @@ class Sink(Writer):
 
     Whatever the writer raises is reported once, and it gets nothing more. When too much waits for it, what comes is
     left out and that is reported once. A checkpoint knows how many rows the writer has taken, so its `set_state` gets
-    `{"rows": ..., "agent_steps": ..., "updates": ...}`, the last two of the newest of them: rows after these come again,
+    `{"rows": ..., "agent_steps": ..., "updates": ...}`, the last two of their newest: rows after these come again,
     first those of `earlier_rows` that waited or did not fit when the checkpoint was saved, then what the resumed run
     writes.
     """

@@ -190,7 +190,8 @@ class LiveDisplay(Writer):
         and the report. facts, paths and commands are label -> sentence, path or command line, in the order to show.
         """
         self.close()
-        then = f", then {seconds_after:,.1f} s for video and report" if seconds_after >= 0.1 else ""
+        made = " and ".join(label for label in ("video", "report") if label in (paths or {}))
+        then = f", then {seconds_after:,.1f} s for {made}" if seconds_after >= 0.1 and made else ""
         updates = self.view.counts.updates
         done = {"updates": updates} if updates and not agent_steps else {"agent steps": agent_steps}
         known = {label: f"{count:,}" for label, count in done.items()}

@@ -470,9 +470,17 @@ def test_the_summary_tells_the_times_of_training_and_of_what_came_after_apart() 
     display = LiveDisplay(title="run", mode="plain", stream=stream)
     for score in (480.0, 200.0):
         display.write({"agent_steps": 1, "eval/episode_return_mean": score})
-    display.summary(agent_steps=5, seconds=1.5, seconds_after=2.5, score=200.0)
+    paths = {"video": Path("a.mp4"), "report": Path("report.md")}
+    display.summary(agent_steps=5, seconds=1.5, seconds_after=2.5, score=200.0, paths=paths)
     assert "  time              0:02 (1.5 s), then 2.5 s for video and report\n" in stream.getvalue()
     assert "  evaluation score  200.00 (best 480.00)\n" in stream.getvalue()
+
+
+def test_the_summary_of_a_run_without_a_video_speaks_of_none() -> None:
+    stream = StringIO()
+    display = LiveDisplay(title="run", mode="plain", stream=stream)
+    display.summary(agent_steps=5, seconds=1.5, seconds_after=2.5, paths={"report": Path("report.md")})
+    assert "  time         0:02 (1.5 s), then 2.5 s for report\n" in stream.getvalue()
 
 
 def test_a_summary_without_a_score_or_files_is_short() -> None:

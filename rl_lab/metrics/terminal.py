@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from threading import Lock
 from typing import IO
 
 from rl_lab.metrics.notebook import NotebookLine, in_notebook
 from rl_lab.metrics.pace import Reading
 from rl_lab.metrics.panel import activity_words, one_line, render_panel, render_summary
-from rl_lab.metrics.plain import plain_line
+from rl_lab.metrics.plain import WIDEST, plain_line
 from rl_lab.metrics.relay import Redirection
 from rl_lab.metrics.view import EVALUATION_RETURN, TRAINING_RETURN, RunView
 from rl_lab.metrics.writers import Level, Row, Writer
@@ -210,9 +211,13 @@ class LiveDisplay(Writer):
                 )
                 self._stream.flush()
         elif self.mode in ("plain", "notebook"):
-            lines = {**facts, **shown, **commands}
-            width = max(len(label) for label in lines)
-            self._print("\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines.items())]))
+            width = max(len(label) for label in (*facts, *shown, *commands))
+            begun = {label: f"  {label:<{width}}  " for label in (*facts, *shown, *commands)}
+            lines = [
+                wrap(begun[label] + text, WIDEST, subsequent_indent=" " * (width + 4)) for label, text in facts.items()
+            ]
+            unbroken = [begun[label] + text for label, text in {**shown, **commands}.items()]  # to be copied
+            self._print("\n".join([title, *(line for each in lines for line in each), *unbroken]))
         self._tell_failures()
 
     # --- showing

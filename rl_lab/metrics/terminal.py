@@ -155,8 +155,9 @@ class LiveDisplay(Writer):
             self._cost = ticker.cost
             self._redirection.stop()
             self._ticker = None
-            self._frame(is_last=True)
         self.flush()
+        if ticker is not None:  # last: nothing goes on any more
+            self._frame(is_last=True)
         self._is_closed = True
         self._screen.leave()
         self._tell_failures()

@@ -63,6 +63,8 @@ def __getattr__(name: str) -> Any:
 
     close = get_close_matches(name, __all__, n=1)
     hint = f". Did you mean '{close[0]}'?" if close else ""
+    if name.upper() in ("PPO", "DQN", "SAC", "REINFORCE", "DREAMER"):  # rl_lab.PPO("MlpPolicy", env).learn(...)
+        hint = f": write rl_lab.train('{name.lower()}', env=..., total_timesteps=...)"
     raise AttributeError(f"module 'rl_lab' has no attribute '{name}'{hint}")
 
 

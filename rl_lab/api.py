@@ -8,7 +8,7 @@ policy = rl_lab.load(run)
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from inspect import signature
@@ -20,7 +20,7 @@ from gymnasium.vector import VectorEnv
 
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.config.compose import apply_overrides, compose
-from rl_lab.config.spelling import spell
+from rl_lab.config.spelling import spell, words_of
 from rl_lab.config.translate import unsaid
 from rl_lab.environments.base import Environment
 from rl_lab.environments.catalog import EnvDetails as EnvDetails
@@ -56,6 +56,7 @@ from rl_lab.types import ConfigError, RunError, did_you_mean
 
 ResumeMode = Literal["exact", "warm_start", "warm_start_optimizer"]
 Progress = Callable[[int, int], None]  # called with how much is done, and of how much
+CALLBACKS = [each.name for each in fields(Callbacks)]
 MODES = ("exact", "warm_start", "warm_start_optimizer")
 RunReference = str | Path | Run
 
@@ -86,7 +87,7 @@ def train(
     run by returning False or with `.stop()` (docs/from_python.md).
     """
     callbacks = Callbacks(on_row, on_evaluation, on_checkpoint, on_episode)
-    words = [*overrides, *_as_words(settings)]
+    words = words_of(overrides, settings, callbacks=CALLBACKS)
     if env is not None:
         experiment, words = experiment or "ppo", _with_environment(env, words)
     with unsaid(quiet):
@@ -136,7 +137,7 @@ def resume(
     (`training__phases__train__duration_steps=200000`); warm_start: a new run that begins with its weights.
 
     A run that was trained with an environment object gets it again as `env`."""
-    overrides = [*overrides, *_as_words(settings)]
+    overrides = words_of(overrides, settings, callbacks=CALLBACKS)
     if mode not in MODES:
         raise ConfigError(f"mode is '{mode}': write {', '.join(MODES)}.")
     callbacks = Callbacks(on_row, on_evaluation, on_checkpoint, on_episode)
@@ -167,17 +168,6 @@ def resume(
         callbacks=callbacks,
     )
     return Run(started)
-
-
-def _as_words(settings: Mapping[str, Any]) -> list[str]:
-    """Keywords as overrides; a dict may also add keys to its block, such as arguments of an environment."""
-    for key, value in settings.items():
-        if callable(value) and (hint := did_you_mean(key, [each.name for each in fields(Callbacks)])):
-            raise ConfigError(f"{key} is no setting, and no callback.{hint}")
-    return [
-        f"{'++' if isinstance(value, Mapping) else ''}{key.replace('__', '.')}={spell(value, key)}"
-        for key, value in settings.items()
-    ]
 
 
 # --- looking -----------------------------------------------------------------------------------

@@ -43,6 +43,13 @@ class Policy:
     has means a batch: the answer then has that axis too.
     """
 
+    if not TYPE_CHECKING:  # a type checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            known = {"predict": "act(observation)", "save": "export(path)"}  # as Stable-Baselines3 calls them
+            hint = f": write policy.{known[name]}" if name in known else ""
+            raise AttributeError(f"'Policy' object has no attribute '{name}'{hint}", name=name, obj=self)
+
     def __init__(
         self, workflow: Workflow, blueprint: Blueprint, *, device: torch.device, source: Source | None = None
     ) -> None:

@@ -137,6 +137,12 @@ def test_a_value_that_no_config_can_hold_is_refused(runs_dir: Path) -> None:
         train(runs_dir, environment__kwargs={"a": object()})
     with pytest.raises(ConfigError, match="does not accept kwargs.*reward.*It takes"):
         train(runs_dir, environment__kwargs={"suton_barto_reward": True})
+    with pytest.raises(
+        ConfigError, match=r"callback is no setting, and no callback. Callbacks: on_row, on_evaluation,"
+    ):
+        train(runs_dir, callback=print)
+    with pytest.raises(ConfigError, match=r"overrides is the text 'seed=3': write a list of them, \['seed=3'\]\."):
+        api.train("ppo_cartpole", overrides="seed=3", runs_dir=runs_dir)
     with pytest.raises(ConfigError, match=r"on_rows is no setting, and no callback. Did you mean 'on_row'\?"):
         train(runs_dir, on_rows=print)
 

@@ -36,6 +36,16 @@ def recall(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
     return api.train("ppo_recall", overrides=overrides, runs_dir=tmp_path_factory.mktemp("runs"), quiet=True)
 
 
+def test_a_policy_says_what_the_methods_of_other_libraries_are_called_here(finished: api.Run) -> None:
+    policy: Any = rl_lab.load(finished, device="cpu")
+    with pytest.raises(AttributeError, match=r"'Policy' object has no attribute 'predict': write policy\.act\(obs"):
+        policy.predict(np.zeros(4))
+    with pytest.raises(AttributeError, match=r"no attribute 'save': write policy\.export\(path\)"):
+        policy.save("mine")
+    with pytest.raises(AttributeError, match="'Policy' object has no attribute 'learn'$"):
+        policy.learn(5)
+
+
 def test_a_policy_acts_on_what_the_environment_gives(finished: api.Run) -> None:
     policy = rl_lab.load(finished)
     env = gym.make("CartPole-v1")

@@ -23,5 +23,7 @@ def test_completion_knows_every_public_name_before_anything_is_imported() -> Non
 
 
 def test_a_name_that_is_not_there_says_so() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'PPO': write rl_lab\.train\('ppo', env=\.\.\., total_"):
+        _ = rl_lab.PPO
     with pytest.raises(AttributeError, match=r"module 'rl_lab' has no attribute 'trian'. Did you mean 'train'\?"):
         _ = rl_lab.trian

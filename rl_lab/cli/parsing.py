@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rl_lab.config.words import ALL_WORDS, OWN_OPTIONS, WORDS
+from rl_lab.config.words import ALL_WORDS, BLOCKS, OWN_OPTIONS, WORDS
 
 Argument = Callable[[argparse.ArgumentParser], object]  # adds itself to a parser
 DEFAULT_RUNS_DIR = Path("runs")
@@ -116,11 +116,17 @@ def settings_from_options(
             result.append(f"{key}={value}")
         elif waiting and not waiting[0].startswith("--") and "=" not in waiting[0]:
             result.append(f"{key}={waiting.pop(0)}")
-        elif is_sweep or "." in key or (key in WORDS and not WORDS[key].sets):
-            result.append(f"{key}=true")  # --render: a word that only has an answer gets it
+        elif is_sweep or "." in key or _is_switch(key):
+            result.append(f"{key}=true")
         else:
             raise UsageError(f"{option} lacks its value: write {key}=VALUE, or {option} VALUE.")
     return result
+
+
+def _is_switch(key: str) -> bool:
+    """Whether `--key` alone says enough: it switches something on, or only has an answer, which it gets (--render)."""
+    word = WORDS.get(key)
+    return word is not None and (not word.sets or word.is_switch or "true" in word.values)
 
 
 def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -145,8 +151,9 @@ def one_name(words: Iterable[str], what: str) -> tuple[str | None, list[str]]:
     names, overrides = split_words(words)
     if len(names) > 1:
         word = names[1].replace("-", "_")
-        if word in SETTING_WORDS:  # seed 3, seed = 3
-            value = next((each for each in names[2:] if each != "="), "VALUE")
+        if word in SETTING_WORDS or word.partition(".")[0] in BLOCKS:  # seed 3, seed = 3, algorithm.discount =0.9
+            others = [*names[2:], *(each[1:] for each in overrides if each.startswith("="))]
+            value = next((each for each in others if each not in ("", "=")), "VALUE")
             raise UsageError(f"'{names[1]}' is a setting: write it without spaces, {word}={value}")
         environment, other = sorted(names[:2], key=lambda name: not re.search(r"-v\d+$", name))
         is_pair = what == "experiment" and re.search(r"-v\d+$", environment) and not re.search(r"-v\d+$", other)

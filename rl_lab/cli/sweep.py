@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     file = Path(names[0])
     if not file.is_file():
         close = nearest(file.name, [path.name for path in file.parent.glob("*.yaml")] + ["show"])
-        raise UsageError(f"there is no sweep file {file}.{close}")
+        raise UsageError(f"there is no sweep file {file}.{close} docs/sweeps.md shows one; `rl-lab tune` needs none.")
 
     from rl_lab.cli.sweep_run import start
     from rl_lab.config.files import read

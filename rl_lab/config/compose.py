@@ -139,6 +139,7 @@ def check_key(key: str, config: Config, groups: Iterable[str] = ()) -> None:
             names = [f"{prefix}.{name}" for name in siblings] if prefix else [*siblings, *groups]
             wanted = f"{prefix}.{part}" if prefix else part
             hint = hint_of_word(part, config) or _hint_anywhere(part, config)
+            hint = hint or hint_of_word(key.rpartition(".")[2], config)  # run.steps
             hint = hint or (did_you_mean(wanted, names) if did_you_mean(part, [*siblings, *groups]) else "")
             hint = hint or ("" if prefix else did_you_mean(part, ALL_WORDS))
             if not key:

@@ -185,7 +185,8 @@ def checked_value(value: Any, annotation: Any, *, place: str) -> Any:
     allowed = " or ".join(dict.fromkeys(_words(option) for option in options))
     literals = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
     hint = did_you_mean(str(value), literals)
-    raise ConfigError(f"{place} is {value!r}.{hint} Allowed: {allowed}.")
+    shown = " Write {id: NAME}, such as {id: frame_stack, count: 4} (docs/wrappers.md)." if _is_wrapper(place) else ""
+    raise ConfigError(f"{place} is {value!r}.{hint} Allowed: {allowed}.{shown}")
 
 
 def _options(annotation: Any) -> list[Any]:
@@ -224,6 +225,10 @@ def _fit_sequence(value: Any, option: Any, origin: Any, place: str) -> tuple[boo
     pairs = enumerate(zip(value, inner, strict=True))
     items = [checked_value(element, item, place=f"{place}.{index}") for index, (element, item) in pairs]
     return True, items if origin is list else tuple(items)
+
+
+def _is_wrapper(place: str) -> bool:
+    return place.startswith("environment.wrappers.") and place.count(".") == 2
 
 
 def _is_fixed(option: Any) -> bool:

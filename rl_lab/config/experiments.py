@@ -133,6 +133,9 @@ def _hint_of_name(word: str, names: Sequence[str], groups: Groups) -> str:
     algorithms = groups["algorithm"]
     if word.lower() in (*names, *algorithms):
         return f" Did you mean '{word.lower()}'?"
+    folder = next((path for path in (Path(word), Path("runs") / word) if (path / "config.yaml").is_file()), None)
+    if folder is not None:
+        return f" It is a run: `rl-lab resume {word}` continues it, `rl-lab train {folder}/config.yaml` repeats it."
     if re.search(r"-v\d+$", word):
         return f" An environment needs an algorithm: {word}:ppo, or one of {', '.join(algorithms)}."
     parts = [name for name in names if word.lower() in name.split("_")]

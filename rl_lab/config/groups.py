@@ -128,6 +128,8 @@ def check_choice(override: Override, groups: Groups) -> None:
         hint = did_you_mean(option, options) or "".join(others[:1])
         if override.key_or_group == "environment" and re.search(r"-v\d+$", option):
             hint = f" The id of an environment is written environment.id={option}."
+        elif override.key_or_group == "environment" and "/" not in option:  # cartpole: also that of bsuite
+            hint += " One of Gymnasium is written by its id: environment.id=CartPole-v1."
         place = f"{override.key_or_group}={option}"
         listed = f"Choices: {', '.join(options)}."
         if len(options) > MANY_CHOICES and hint:

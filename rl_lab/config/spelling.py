@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rl_lab.types import ConfigError
+from rl_lab.types import ConfigError, did_you_mean
 
 
 def spell(value: Any, place: str = "setting") -> str:
@@ -35,3 +35,15 @@ def spell(value: Any, place: str = "setting") -> str:
         return text
     backslashes_before_the_end = "\\" * (len(text) - len(text.rstrip("\\")))
     return "'" + re.sub(r"(\\*)'", r"\1\1\\'", text) + backslashes_before_the_end + "'"
+
+
+def words_of(overrides: Sequence[str], settings: Mapping[str, Any], *, callbacks: Sequence[str]) -> list[str]:
+    """Overrides, and keywords as such; a dict may also add keys to its block, such as arguments of an environment."""
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides is the text {overrides!r}: write a list of them, [{overrides!r}].")
+    for key, value in settings.items():
+        if callable(value):
+            hint = did_you_mean(key, callbacks)
+            raise ConfigError(f"{key} is no setting, and no callback.{hint} Callbacks: {', '.join(callbacks)}.")
+    prefixes = {key: "++" if isinstance(value, Mapping) else "" for key, value in settings.items()}
+    return [*overrides, *(f"{prefixes[key]}{key.replace('__', '.')}={spell(settings[key], key)}" for key in settings)]

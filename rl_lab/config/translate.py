@@ -86,8 +86,9 @@ def hint_of_word(name: str, config: Config) -> str:
     keys = next((found for pattern in WORDS[name].sets if (found := _keys(pattern, config))), [])
     if keys and keys[0].endswith(f".{name}"):
         return f" Did you mean '{keys[0]}'?"
-    answer = f"'{keys[0]}'" if keys else WORDS[name].answer
-    return f" Here that is {answer}." if answer else ""
+    if keys:
+        return f" Here that is '{keys[0]}'."
+    return f" Here: {WORDS[name].answer}." if WORDS[name].answer else ""
 
 
 def _settings(name: str, value: str, word: Word, config: Config) -> tuple[list[str], str]:

@@ -27,6 +27,7 @@ class Word:
     only: str = ""
     values: Mapping[str, str | None] = field(default_factory=dict)
     is_closed: bool = False
+    is_switch: bool = False  # an option without a value, --capture-video, switches it on
     remark: str = ""
 
 
@@ -58,6 +59,7 @@ TABLE: dict[tuple[str, ...], Word] = {
     ("steps", "num_env_steps", "training_steps"): Word(
         (), "write total_timesteps=1e5 for the whole run, training.phases.NAME.collect_steps=16 for one cycle"
     ),
+    ("configs",): Word(answer="presets are chosen one by one: size=12m, task=dmc_vision, preset=debug"),
     ("n_steps", "num_steps", "rollout_length", "rollout_steps", "rollout_fragment_length"): Word(
         ("algorithm.n_step", ROLLOUT),
         "rows that every environment collects per cycle: training.phases.NAME.collect_steps=16",
@@ -125,9 +127,9 @@ TABLE: dict[tuple[str, ...], Word] = {
     ("device", "accelerator"): Word(("runtime.device",)),
     ("cuda", "gpu", "use_cuda", "use_gpu", "num_gpus"): Word(answer="the device: runtime.device=cuda, cpu or auto"),
     ("precision", "dtype"): Word(("runtime.precision",)),
-    ("compile", "torch_compile"): Word(("runtime.compile",)),
+    ("compile", "torch_compile"): Word(("runtime.compile",), is_switch=True),
     ("threads", "num_threads", "n_threads"): Word(("runtime.threads",)),
-    ("torch_deterministic", "deterministic"): Word(("runtime.deterministic",)),
+    ("torch_deterministic", "deterministic"): Word(("runtime.deterministic",), is_switch=True),
     ("random_seed", "rng_seed"): Word(("seed",)),
     ("verbose", "progress_bar"): Word(
         ("logging.terminal",), values=TERMINAL, is_closed=True, remark="the live display is on by itself"
@@ -148,7 +150,7 @@ TABLE: dict[tuple[str, ...], Word] = {
     ),
     ("run_name", "exp_name", "experiment_name"): Word(("experiment.name",)),
     ("run_id",): Word(("runs.id",)),
-    ("capture_video", "record_video", "save_video"): Word(("evaluation.video",)),
+    ("capture_video", "record_video", "save_video"): Word(("evaluation.video",), is_switch=True),
     ("render", "render_mode", "render_env"): Word(
         answer="training draws nothing: `rl-lab play RUN` shows a policy, evaluation.video_every=1 films evaluations"
     ),

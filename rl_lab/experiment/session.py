@@ -280,12 +280,12 @@ def _make_report(
             video = record_video(experiment.agent.workflow, experiment.evaluator, path, show=show)
         if video is None:
             experiment.logger.message("No video: this environment cannot render here.", "warning")
-    experiment.logger.flush()
     reason = experiment.housekeeping.stop_reason
     message = f"{reason}." if reason is not None else ""
     with experiment.housekeeping.stopwatch.section("report"):
+        experiment.logger.flush()  # a sink may still be busy with the video
         report = write_report(run, state=outcome, message=message, is_drawn=is_drawn)
-    _write_status(run, experiment.housekeeping, outcome, message, wall_s=seconds)
+        _write_status(run, experiment.housekeeping, outcome, message, wall_s=seconds)
     paths = {"curve": run.curve_path if is_drawn else None, "video": video, "report": report}
     return {label: path for label, path in paths.items() if path is not None}
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from threading import Lock
 from typing import IO
 
 from rl_lab.metrics.notebook import NotebookLine, in_notebook
 from rl_lab.metrics.pace import Reading
 from rl_lab.metrics.panel import activity_words, one_line, render_panel, render_summary
-from rl_lab.metrics.plain import plain_line
+from rl_lab.metrics.plain import WIDEST, plain_line
 from rl_lab.metrics.relay import Redirection
 from rl_lab.metrics.view import EVALUATION_RETURN, TRAINING_RETURN, RunView
 from rl_lab.metrics.writers import Level, Row, Writer
@@ -154,8 +155,9 @@ class LiveDisplay(Writer):
             self._cost = ticker.cost
             self._redirection.stop()
             self._ticker = None
-            self._frame(is_last=True)
         self.flush()
+        if ticker is not None:  # last: nothing goes on any more
+            self._frame(is_last=True)
         self._is_closed = True
         self._screen.leave()
         self._tell_failures()
@@ -190,7 +192,8 @@ class LiveDisplay(Writer):
         and the report. facts, paths and commands are label -> sentence, path or command line, in the order to show.
         """
         self.close()
-        then = f", then {seconds_after:,.1f} s for video and report" if seconds_after >= 0.1 else ""
+        made = " and ".join(label for label in ("video", "report") if label in (paths or {}))
+        then = f", then {seconds_after:,.1f} s for {made}" if seconds_after >= 0.1 and made else ""
         updates = self.view.counts.updates
         done = {"updates": updates} if updates and not agent_steps else {"agent steps": agent_steps}
         known = {label: f"{count:,}" for label, count in done.items()}
@@ -209,9 +212,13 @@ class LiveDisplay(Writer):
                 )
                 self._stream.flush()
         elif self.mode in ("plain", "notebook"):
-            lines = {**facts, **shown, **commands}
-            width = max(len(label) for label in lines)
-            self._print("\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines.items())]))
+            width = max(len(label) for label in (*facts, *shown, *commands))
+            begun = {label: f"  {label:<{width}}  " for label in (*facts, *shown, *commands)}
+            lines = [
+                wrap(begun[label] + text, WIDEST, subsequent_indent=" " * (width + 4)) for label, text in facts.items()
+            ]
+            unbroken = [begun[label] + text for label, text in {**shown, **commands}.items()]  # to be copied
+            self._print("\n".join([title, *(line for each in lines for line in each), *unbroken]))
         self._tell_failures()
 
     # --- showing

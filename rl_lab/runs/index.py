@@ -313,6 +313,7 @@ def _refuse_unknown(database: sqlite3.Connection, fields: Sequence[Field], selec
         if field.name in known:
             continue
         near = [key for key in known if key.endswith(f".{field.name}")][:5]
+        near = near or [f"{where}/{field.name}" for where in ("eval", "collect") if field.name in ("return", "length")]
         names = [*FIELDS, *ALIASES, *with_short_names(known)]
         hint = f" Did you mean {' or '.join(near)}?" if near else did_you_mean(field.name, names)
         raise ConfigError(

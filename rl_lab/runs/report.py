@@ -13,13 +13,16 @@ from typing import Any
 from rl_lab.runs.curve import write_curve
 from rl_lab.runs.files import readable_disk_errors, write_atomic
 from rl_lab.runs.lineage import sentences
+from rl_lab.runs.manifest import continuations_of
 from rl_lab.runs.metrics_file import read_metrics, series
 from rl_lab.runs.run_directory import DONE, RunDirectory
+from rl_lab.runs.settings import settings_of
 from rl_lab.types import MissingExtraError
 from rl_lab.utils.formatting import format_duration
 from rl_lab.utils.text import printable
 
 BY_A_CALLBACK = "asked for it."  # why a run was stopped; nobody asks for it where it is continued
+_DURATIONS = {"duration_steps": "agent_steps", "duration_updates": "updates", "duration_cycles": "cycles"}
 _COUNTERS = ("agent_steps", "env_frames", "episodes", "updates", "wall_s")
 
 
@@ -133,6 +136,9 @@ def _commands(run: RunDirectory, manifest: dict[str, Any], status: dict[str, Any
     began = printable(manifest.get("command_line") or "not known")
     source = _warm_source(run)
     again = f"rl-lab train {folder}/config.yaml" if source is None else f"rl-lab resume {source}"
+    again = " ".join(
+        [again, *_words({key: value for each in continuations_of(manifest) for key, value in each.items()})]
+    )
     blocks = [
         f"It began with:\n\n```text\n{origin}{began}\n```\n",
         f"Reproduce:\n\n```bash\n{again}\n```\n",
@@ -141,10 +147,34 @@ def _commands(run: RunDirectory, manifest: dict[str, Any], status: dict[str, Any
         blocks.append(
             f"Watch and score:\n\n```bash\nrl-lab play {named}\nrl-lab evaluate {named} --episodes 100\n```\n"
         )
-        blocks.append(f"Train on from its weights:\n\n```bash\nrl-lab resume {named} --mode warm_start\n```\n")
+        if words := _more(run, manifest, status):
+            blocks.append(f"Go on, its counters going on:\n\n```bash\nrl-lab resume {named} {' '.join(words)}\n```\n")
+        blocks.append(f"A new run from its weights:\n\n```bash\nrl-lab resume {named} --mode warm_start\n```\n")
     if status["state"] not in DONE or status["message"].endswith(BY_A_CALLBACK):
         blocks.append(f"Continue:\n\n```bash\nrl-lab resume {named}\n```\n")
     return "## Again\n\n" + "\n".join(blocks)
+
+
+def _more(run: RunDirectory, manifest: dict[str, Any], status: dict[str, Any]) -> list[str]:
+    """What lets a run that is done go on: its last phase twice as long or, where a rule stopped it, without rules."""
+    settings = settings_of(run, manifest)
+    if status["state"] != "finished":  # by a rule, or from outside: then it continues as it is
+        is_by_rule = status["state"] == "stopped" and not status["message"].endswith(BY_A_CALLBACK)
+        rules = [key for key, value in settings.items() if key.startswith("training.stop.") and value is not None]
+        return _words(dict.fromkeys(rules)) if is_by_rule else []
+    if limit := settings.get("training.limit_cycles"):
+        return _words({"training.limit_cycles": 2 * limit})
+    for key in reversed(settings):
+        unit = _DURATIONS.get(key.rpartition(".")[2]) if key.startswith("training.phases.") else None
+        if unit is not None and (duration := settings[key]):
+            done = status["counts"].get(unit, 0)  # a last cycle may have taken more than was left
+            return _words({key: 2 * duration if 2 * duration > done else duration + done})
+    return []
+
+
+def _words(settings: dict[str, Any]) -> list[str]:
+    """As they are typed."""
+    return [shlex.quote(f"{key}={'null' if value is None else value}") for key, value in settings.items()]
 
 
 def run_word(run: RunDirectory) -> str:

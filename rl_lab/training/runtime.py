@@ -190,7 +190,8 @@ def resolve_device(device: str) -> torch.device:
     """`auto` is the first GPU, or the CPU where there is none; anything else must be there."""
     if device == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    kind, _, index = str(device).partition(":")
+    device = str(device).replace("gpu", "cuda")
+    kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise ConfigError(
             f"runtime device: '{device}' is not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, and so on."

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rl_lab.cli.parsing import Parser, UsageError, settings_from_options
 from rl_lab.config.compose import apply_overrides, compose
 from rl_lab.config.files import PACKAGE_CONFIGS, value_at
 from rl_lab.config.groups import as_dict, join_groups
@@ -298,3 +299,23 @@ def test_a_training_among_many_does_not_repeat_what_its_parent_said(
     monkeypatch.setenv(REPORTS_VARIABLE, "1")
     compose("ppo_cartpole", ["gamma=0.9"])
     assert not caplog.text
+
+
+def test_a_run_in_place_of_an_experiment_is_answered_with_how_to_repeat_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").touch()
+    for word in ("mine", "runs/mine"):
+        sentence = f"It is a run: `rl-lab resume {word}` continues it, `rl-lab train runs/mine/config.yaml` repeats it."
+        with pytest.raises(ConfigError) as refusal:
+            compose(word)
+        assert sentence in str(refusal.value)
+
+
+def test_an_option_that_switches_something_on_needs_no_value() -> None:
+    parser = Parser(prog="rl-lab train")
+    assert settings_from_options(["--capture-video", "--compile"], parser) == ["capture_video=true", "compile=true"]
+    with pytest.raises(UsageError, match="--lr lacks its value"):
+        settings_from_options(["--lr"], parser)

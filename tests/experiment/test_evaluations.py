@@ -13,8 +13,10 @@ import torch
 from rl_lab import api
 from rl_lab.config.compose import compose
 from rl_lab.config.schema import read_settings
+from rl_lab.experiment import session
 from rl_lab.experiment.build import automatic_cadence, build_environment, build_evaluator, build_runtime
 from rl_lab.experiment.debugger import is_debugged, simplified_if_debugged
+from rl_lab.metrics.time_split import AFTERWARDS
 from rl_lab.runs.metrics_file import read_metrics, series
 from rl_lab.types import PolicyStep
 from rl_lab.utils.seeding import untouched_randomness
@@ -157,3 +159,18 @@ def test_a_tracer_that_is_no_debugger_changes_nothing() -> None:
     finally:
         sys.settrace(former)
     assert not is_seen
+
+
+def test_waiting_for_the_sinks_when_training_is_over_is_no_overhead_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections, make_report = [], session._make_report
+
+    def watched(experiment: Any, *arguments: Any, **keywords: Any) -> Any:
+        note = lambda: sections.append(experiment.housekeeping.stopwatch.current)  # noqa: E731
+        monkeypatch.setattr(experiment.logger, "flush", note)
+        return make_report(experiment, *arguments, **keywords)
+
+    monkeypatch.setattr(session, "_make_report", watched)
+    api.train("ppo_cartpole", overrides=[*LITTLE, "total_timesteps=64"], runs_dir=tmp_path, quiet=True)
+    assert sections and set(sections) <= set(AFTERWARDS)

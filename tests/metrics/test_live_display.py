@@ -406,3 +406,16 @@ if __name__ == "__main__":
         (SCREENS / f"{columns}.txt").write_text(screen.wait_for(lambda text: "╰" in text).rstrip("\n") + "\n")
         screen.close()
     sys.stdout = real
+
+
+def test_the_panel_of_a_run_that_is_over_names_nothing_that_goes_on() -> None:
+    terminal = PtyScreen(80)
+    try:
+        display = LiveDisplay(title="run", mode="live", stream=terminal.stream)
+        display.start(lambda: Reading(Counts(agent_steps=5), 1.0, 1.0, "train", activity="finishing"))
+        terminal.wait_for(lambda shown: "finishing" in shown)
+        display.write({"agent_steps": 5, "loss/value": 1.0})
+        display.summary(agent_steps=5, seconds=1.0)
+        assert "finishing" not in terminal.wait_for(lambda shown: "Finished" in shown)
+    finally:
+        terminal.close()

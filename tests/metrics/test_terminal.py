@@ -470,9 +470,29 @@ def test_the_summary_tells_the_times_of_training_and_of_what_came_after_apart() 
     display = LiveDisplay(title="run", mode="plain", stream=stream)
     for score in (480.0, 200.0):
         display.write({"agent_steps": 1, "eval/episode_return_mean": score})
-    display.summary(agent_steps=5, seconds=1.5, seconds_after=2.5, score=200.0)
+    paths = {"video": Path("a.mp4"), "report": Path("report.md")}
+    display.summary(agent_steps=5, seconds=1.5, seconds_after=2.5, score=200.0, paths=paths)
     assert "  time              0:02 (1.5 s), then 2.5 s for video and report\n" in stream.getvalue()
     assert "  evaluation score  200.00 (best 480.00)\n" in stream.getvalue()
+
+
+def test_no_line_of_a_plain_summary_is_wider_than_100_columns_and_no_path_is_broken() -> None:
+    stream, path = StringIO(), Path("runs") / ("a b-" * 30) / "c.png"
+    split = " · ".join(f"section{number} 12%" for number in range(12))
+    display = LiveDisplay(title="run", mode="plain", stream=stream)
+    display.summary(agent_steps=5, seconds=1.5, facts={"time split": split}, paths={"curve": path})
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= 100 for line in lines if "runs" not in line)
+    assert any(line.endswith(str(path)) for line in lines)
+    shown = " ".join(line.strip() for line in lines)
+    assert f"time split   {split}" in shown
+
+
+def test_the_summary_of_a_run_without_a_video_speaks_of_none() -> None:
+    stream = StringIO()
+    display = LiveDisplay(title="run", mode="plain", stream=stream)
+    display.summary(agent_steps=5, seconds=1.5, seconds_after=2.5, paths={"report": Path("report.md")})
+    assert "  time         0:02 (1.5 s), then 2.5 s for report\n" in stream.getvalue()
 
 
 def test_a_summary_without_a_score_or_files_is_short() -> None:

@@ -102,6 +102,7 @@ def test_what_is_asked_for_stands_in_the_row(three: Path) -> None:
     ("word", "hint"),
     [
         ("algoritm=ppo", "No run has a setting 'algoritm'. Did you mean 'algorithm'?"),
+        ("return>1", "No run has a setting 'return'. Did you mean eval/return or collect/return?"),
         ("discount=1", "No run has a setting 'discount'. Did you mean algorithm.discount?"),
         ("eval/retrun=1", "metric 'eval/retrun'. Did you mean 'eval/return'?"),
         ("eval/episode_retrun_mean=1", "metric 'eval/episode_retrun_mean'. Did you mean 'eval/episode_return_mean'?"),

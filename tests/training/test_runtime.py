@@ -78,8 +78,11 @@ def test_batches_already_on_the_device_are_not_copied() -> None:
 def test_devices_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto").type == "cpu"
-    with pytest.raises(ConfigError, match=r"'cuda' was asked for, but torch sees no CUDA GPU here. Write device: cpu"):
-        resolve_device("cuda")
+    for device in ("cuda", "gpu"):
+        with pytest.raises(
+            ConfigError, match=r"'cuda' was asked for, but torch sees no CUDA GPU here. Write device: c"
+        ):
+            resolve_device(device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("auto") == torch.device("cuda:0")

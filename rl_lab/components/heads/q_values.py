@@ -200,7 +200,7 @@ def _num_actions(action: ActionSpec) -> int:
     if action.kind == "continuous":
         raise ConfigError(
             f"components.q_values: one value per action needs discrete actions, and this environment's are continuous "
-            f"({action.sizes[0]} numbers). Use `rl-lab train ID:sac`, which has an actor for them."
+            f"(of size {action.sizes[0]}). Use `rl-lab train ID:sac`, which has an actor for them."
         )
     if action.kind == "multi_discrete":
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_lab.components.heads.actor_critic import Actor, Critic, RandomController
+from rl_lab.components.heads.actor_critic import Actor, Critic, RandomController, RepeatingRandomController
 from rl_lab.components.heads.distributions import Categorical, DiagonalGaussian, MultiCategorical, SquashedGaussian
 from rl_lab.types import ActionSpec, ConfigError
 
@@ -68,6 +68,24 @@ def test_random_actions_cover_the_spec_evenly() -> None:
 def test_random_actions_obey_the_mask() -> None:
     mask = torch.tensor([True, False, True]).expand(300, 3)
     assert RandomController(action=DISCRETE).sample(300, "cpu", mask).unique().tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("action", [DISCRETE, MULTI, CONTINUOUS])
+def test_repeated_random_actions_last_but_not_into_the_next_episode(action: ActionSpec) -> None:
+    torch.manual_seed(0)
+    controller = RepeatingRandomController(action=action, repeat=0.75)
+    before, drawn = torch.full((8000, *action.shape), 7), torch.zeros(8000, *action.shape, dtype=torch.int64)
+    assert controller.carry_on(drawn, None, torch.zeros(8000, dtype=torch.bool)) is drawn
+    is_first = torch.arange(8000) < 4000
+    action_taken = controller.carry_on(drawn, before, is_first).reshape(8000, -1)
+    assert not action_taken[:4000].any()
+    assert (action_taken == action_taken[:, :1]).all()  # all numbers of an action are repeated together
+    assert float((action_taken[4000:, 0] == 7).float().mean()) == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_random_action_that_lasts_for_ever_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"controllers.random.repeat is 1.0: write a probability from 0 to below 1"):
+        RepeatingRandomController(action=DISCRETE, repeat=1.0)
 
 
 @pytest.mark.parametrize("squashed", [False, True])

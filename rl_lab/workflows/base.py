@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -32,13 +32,6 @@ class ActingController(Protocol):
     """A controller that can act by itself, such as the random one; phases may name it to collect."""
 
     def sample(self, batch_size: int, *, device: Any, mask: Tensor | None = None) -> Tensor: ...
-
-
-@runtime_checkable
-class RepeatingController(ActingController, Protocol):
-    """One whose actions depend on those before, `[N, ...]`; None before the first."""
-
-    def carry_on(self, drawn: Tensor, before: Tensor | None, is_first: Tensor) -> Tensor: ...
 
 
 class Workflow(ABC):
@@ -85,12 +78,10 @@ class Workflow(ABC):
 
         def act_alone(time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
             self.count_in_statistics(time_step)
+            if hasattr(acting, "answer"):  # it has a memory of its own
+                return acting.answer(time_step, state)
             mask = time_step.observation.get("action_mask")
-            drawn = acting.sample(time_step.num_envs, device=time_step.reward.device, mask=mask)
-            if mask is not None or not isinstance(acting, RepeatingController):  # what is allowed may change
-                return PolicyStep(drawn)
-            action = acting.carry_on(drawn, state, time_step.is_first)
-            return PolicyStep(action, action)
+            return PolicyStep(action=acting.sample(time_step.num_envs, device=time_step.reward.device, mask=mask))
 
         return act_alone
 

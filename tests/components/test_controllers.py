@@ -7,7 +7,7 @@ import torch
 
 from rl_lab.components.heads.actor_critic import Actor, Critic, RandomController, RepeatingRandomController
 from rl_lab.components.heads.distributions import Categorical, DiagonalGaussian, MultiCategorical, SquashedGaussian
-from rl_lab.types import ActionSpec, ConfigError
+from rl_lab.types import ActionSpec, ConfigError, TimeStep
 
 DISCRETE = ActionSpec("discrete", (3,))
 MULTI = ActionSpec("multi_discrete", (3, 2))
@@ -74,13 +74,21 @@ def test_random_actions_obey_the_mask() -> None:
 def test_repeated_random_actions_last_but_not_into_the_next_episode(action: ActionSpec) -> None:
     torch.manual_seed(0)
     controller = RepeatingRandomController(action=action, repeat=0.75)
-    before, drawn = torch.full((8000, *action.shape), 7), torch.zeros(8000, *action.shape, dtype=torch.int64)
-    assert controller.carry_on(drawn, None, torch.zeros(8000, dtype=torch.bool)) is drawn
-    is_first = torch.arange(8000) < 4000
-    action_taken = controller.carry_on(drawn, before, is_first).reshape(8000, -1)
-    assert not action_taken[:4000].any()
-    assert (action_taken == action_taken[:, :1]).all()  # all numbers of an action are repeated together
-    assert float((action_taken[4000:, 0] == 7).float().mean()) == pytest.approx(0.75, abs=0.03)
+    no, is_first = torch.zeros(8000, dtype=torch.bool), torch.arange(8000) < 4000
+    step = TimeStep({}, torch.zeros(8000), is_first, no, no)
+    first = controller.answer(step, None)
+    assert first.state is first.action and first.action.shape == (8000, *action.shape)
+    before = torch.full_like(first.action, 7)
+    taken = controller.answer(step, before).action.reshape(8000, -1)
+    is_repeated = taken == 7
+    assert not is_repeated[:4000].any()
+    assert (is_repeated == is_repeated[:, :1]).all()  # all numbers of an action are repeated together
+    assert float(is_repeated[4000:, 0].float().mean()) == pytest.approx(0.75, abs=0.03)
+    if action.kind == "discrete":
+        masked = TimeStep(
+            {"action_mask": torch.tensor([[False, True, False]]).expand(8000, 3)}, step.reward, no, no, no
+        )
+        assert (controller.answer(masked, before).action == 1).all()
 
 
 def test_a_random_action_that_lasts_for_ever_is_refused() -> None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rl_lab.types import Batch, ConfigError, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Workflow, checked_fraction, checked_scales, named
@@ -61,19 +61,18 @@ def test_a_phase_may_let_a_controller_act_alone() -> None:
     assert workflow.policy(None) == workflow.act
 
 
-def test_a_controller_may_carry_on_with_what_it_did_unless_actions_are_masked() -> None:
-    class CarryingOn(Acting):
-        def carry_on(self, drawn: Tensor, before: Tensor | None, is_first: Tensor) -> Tensor:
-            return drawn if before is None else before + 1
+def test_a_controller_may_remember_what_it_did() -> None:
+    class Remembering(Acting):
+        def answer(self, time_step: TimeStep, before: Any) -> PolicyStep:
+            action = torch.full((3,), 7) if before is None else before + 1
+            return PolicyStep(action, action)
 
     workflow = Doing()
-    workflow.initialize(make_context(controllers={"random": CarryingOn()}))
+    workflow.initialize(make_context(controllers={"random": Remembering()}))
     policy = workflow.policy("random")
     first = policy(time_step(), None, mode="train")
     assert first.action.tolist() == [7, 7, 7]
     assert policy(time_step(), first.state, mode="train").action.tolist() == [8, 8, 8]
-    masked = time_step(action_mask=torch.ones(3, 2, dtype=torch.bool))
-    assert policy(masked, first.state, mode="train").action.tolist() == [7, 7, 7]
 
 
 def test_a_controller_that_cannot_act_is_refused_by_name() -> None:

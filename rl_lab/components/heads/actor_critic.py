@@ -16,7 +16,7 @@ from rl_lab.components.heads.distributions import (
 )
 from rl_lab.components.networks.encoders import MLP
 from rl_lab.components.networks.layers import choose
-from rl_lab.types import ActionSpec, ConfigError
+from rl_lab.types import ActionSpec, ConfigError, PolicyStep, TimeStep
 
 LOG_STD_BOUNDS = (-5.0, 2.0)  # of a std per state, as in the soft actor
 
@@ -118,9 +118,11 @@ class RepeatingRandomController(RandomController):
             raise ConfigError(f"controllers.random.repeat is {repeat}: write a probability from 0 to below 1, as 0.75.")
         self.repeat = repeat
 
-    def carry_on(self, drawn: Tensor, before: Tensor | None, is_first: Tensor) -> Tensor:
-        """Actions `[N, ...]`: those just drawn, or those of the rows before, but where an episode begins."""
-        if before is None:
-            return drawn
-        is_repeated = (torch.rand(len(drawn), device=drawn.device) < self.repeat) & ~is_first
-        return torch.where(is_repeated.view(-1, *[1] * (drawn.dim() - 1)), before, drawn)
+    def answer(self, time_step: TimeStep, before: Tensor | None) -> PolicyStep:
+        """Actions `[N, ...]`: new ones, or those of the rows before unless an episode begins or actions are masked."""
+        mask = time_step.observation.get("action_mask")
+        action = self.sample(time_step.num_envs, time_step.reward.device, mask)
+        if before is not None and mask is None:
+            is_repeated = (torch.rand(len(action), device=action.device) < self.repeat) & ~time_step.is_first
+            action = torch.where(is_repeated.view(-1, *[1] * (action.dim() - 1)), before, action)
+        return PolicyStep(action, action)

@@ -201,8 +201,8 @@ EDITS = {
         "workflows/world_models",
         "algorithm",
         "WorldModels",
-        "earned + self.memory.reward(features).mean() * is_alive",
-        "earned - self.memory.reward(features).mean() * is_alive",
+        "earned + self.memory.reward(features).mean() * alive",
+        "earned - self.memory.reward(features).mean() * alive",
     ),
     "world_models, mixture": Edit(
         CASES["world_models_dream"],

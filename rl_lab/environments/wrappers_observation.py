@@ -112,6 +112,28 @@ class Resize(PerEntry):
         return new, lambda image: area_resize(np.atleast_3d(image), height, width)
 
 
+@register_wrapper("crop")
+class Crop(PerEntry):
+    """Images without so many rows at the top and bottom and columns at the left and right"""
+
+    def __init__(self, env: gym.Env, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0) -> None:
+        self.top, self.bottom, self.left, self.right = top, bottom, left, right
+        super().__init__(env)
+
+    def change(self, space: Any, key: str | None) -> Change | None:
+        if not is_image(space):
+            return None
+        height, width = space.shape[0] - self.bottom, space.shape[1] - self.right
+        if not (0 <= self.top < height <= space.shape[0] and 0 <= self.left < width <= space.shape[1]):
+            raise ConfigError(
+                f"crop: top {self.top}, bottom {self.bottom}, left {self.left} and right {self.right} leave nothing of "
+                f"an image of {space.shape[0]}x{space.shape[1]}, or more than there is: write whole numbers from 0."
+            )
+        rows, columns = slice(self.top, height), slice(self.left, width)
+        new = spaces.Box(0, 255, (height - self.top, width - self.left, *space.shape[2:]), np.uint8)
+        return new, lambda image: np.ascontiguousarray(np.asarray(image)[rows, columns])
+
+
 @register_wrapper("one_hot")
 class OneHot(PerEntry):
     """Discrete and MultiDiscrete values as vectors of zeros and ones"""

@@ -78,6 +78,8 @@ class Workflow(ABC):
 
         def act_alone(time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
             self.count_in_statistics(time_step)
+            if hasattr(acting, "answer"):  # it has a memory of its own
+                return acting.answer(time_step, state)
             mask = time_step.observation.get("action_mask")
             return PolicyStep(action=acting.sample(time_step.num_envs, device=time_step.reward.device, mask=mask))
 

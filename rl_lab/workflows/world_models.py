@@ -30,7 +30,9 @@ from rl_lab.workflows.context import WorkflowContext
 
 TERMS = {"vae": ("reconstruction", "kl"), "memory": ("latent", "reward", "end")}
 RETURNS = "returns"  # the buffer of phases that evolve on the environment
-DREAM_CHUNK = 25  # steps of a dream between two looks whether anybody is still in it
+DREAM_CHUNK = 25  # steps of a dream between two looks who is still in it
+LEAST_DREAMS = 64  # a batch that is not halved further
+FADED = 0.05  # the probability of getting so far below which a dream counts no more
 NOBODY = -1  # a rollout that is none: the generation has no more of them to begin
 
 
@@ -54,6 +56,7 @@ class Memory(Protocol):
     controller_inputs: Callable[[Tensor], Tensor]
     reward: Callable[[Tensor], Any]
     continue_probability: Callable[[Tensor], Any]
+    survival: Callable[[Tensor], Tensor]
 
 
 class Controller(Protocol):
@@ -93,11 +96,8 @@ class WorldModels(WorldModelWorkflow):
         loss_scales: Mapping[str, float | Schedule],
     ) -> None:
         whole = {"rollouts": rollouts, "dream_steps": dream_steps, "dream_starts": dream_starts}
-        for name, value in {
-            **whole,
-            "images_per_update": 1 if images_per_update is None else images_per_update,
-        }.items():
-            if value < 1:
+        for name, value in {**whole, "images_per_update": images_per_update}.items():
+            if value is not None and value < 1:
                 raise ConfigError(f"algorithm.{name} is {value}: write a whole number from 1.")
         ends = (temperature.start, temperature.end) if isinstance(temperature, Schedule) else (temperature,)
         if kl_tolerance < 0.0 or min(end for end in ends if end is not None) <= 0.0:
@@ -105,9 +105,8 @@ class WorldModels(WorldModelWorkflow):
                 f"algorithm.kl_tolerance is {kl_tolerance} and temperature is {temperature}: write a number from 0 and "
                 "one above 0, such as 0.5 and 1.15."
             )
-        self.images_per_update, self.kl_tolerance = images_per_update, kl_tolerance
-        self.rollouts, self.temperature = rollouts, temperature
-        self.dream_steps, self.num_starts = dream_steps, dream_starts
+        self.images_per_update, self.kl_tolerance, self.temperature = images_per_update, kl_tolerance, temperature
+        self.rollouts, self.dream_steps, self.num_starts = rollouts, dream_steps, dream_starts
         self.loss_scales = checked_scales(loss_scales, algorithm="World Models", terms=sum(TERMS.values(), ()))
         self.is_evolving = False  # the phase under way tries candidates on the environment
         self.generations_begun = 0
@@ -210,8 +209,7 @@ class WorldModels(WorldModelWorkflow):
 
     def learn_from(self, rows: Batch, phase: Phase, name: str, learn: Callable[[Batch, Batch], Batch]) -> Metrics:
         scales = {term: value_at(self.loss_scales[term], phase.progress) for term in TERMS[name]}
-        rate = named(self.optimizers[name].prepare(phase.progress), name)
-        runtime = self.context.runtime
+        runtime, rate = self.context.runtime, named(self.optimizers[name].prepare(phase.progress), name)
         return {**rate, **learn(runtime.to_device(rows), runtime.numbers(scales))}
 
     def learn_vae(self, batch: Batch, numbers: Batch) -> Batch:
@@ -259,42 +257,44 @@ class WorldModels(WorldModelWorkflow):
         return self.evolution.ask()
 
     def dream_rollouts(self, population: Tensor, temperature: float) -> Batch:
-        """What candidates `[P, n]` earn in dreams, and their lengths: `[P, R]` each. All begin in the same R places."""
+        """What candidates `[P, n]` earn in dreams, and their lengths: `[P, R]` each. All begin in the same R places.
+        Where only half of the dreams go on, the other half leaves the batch."""
         device, count = self.context.runtime.device, len(population) * self.rollouts
-        begin = self.dream_starts.draw(self.rollouts).repeat(len(population), 1)
-        zeros = torch.zeros(count, device=device)
-        running = {
-            "episode_return": zeros,
-            "length": zeros.clone(),
-            "is_alive": torch.ones_like(zeros, dtype=torch.bool),
-        }
-        running |= {**self.memory.initial_state(count, device), "latent": begin}
-        candidates = population.to(device, torch.float32)
+        place, candidates = torch.arange(count, device=device), population.to(device, torch.float32)
+        found = {key: torch.zeros(count, device=device) for key in ("episode_return", "length")}
+        running = {**self.memory.initial_state(count, device), **found, "alive": torch.ones(count, device=device)}
+        running["latent"] = self.dream_starts.draw(self.rollouts).repeat(len(population), 1)
         numbers = self.context.runtime.numbers({"temperature": temperature})
         for step in range(0, self.dream_steps, DREAM_CHUNK):
-            chunk = min(DREAM_CHUNK, self.dream_steps - step)
-            running = self.dream({**running, "candidates": candidates}, numbers, steps=chunk)
-            if not bool(running["is_alive"].any()):
+            acting = {"candidates": candidates, "candidate": place // self.rollouts}
+            running = self.dream(running | acting, numbers, steps=min(DREAM_CHUNK, self.dream_steps - step))
+            for key in found:
+                found[key][place] = running[key]
+            going_on, half = int((running["alive"] >= FADED).sum()), len(place) // 2
+            if going_on == 0:
                 break
-        return {key: running[key].view(len(population), -1) for key in ("episode_return", "length")}
+            if LEAST_DREAMS <= half >= going_on:
+                kept = running["alive"].argsort(descending=True, stable=True)[:half]
+                running, place = {key: value[kept] for key, value in running.items()}, place[kept]
+        return {key: value.view(len(population), -1) for key, value in found.items()}
 
     @torch.no_grad()
     def dream(self, batch: Batch, numbers: Batch, *, steps: int) -> Batch:
-        """So many steps of every dream, `[P * R, ...]`: states, whether they go on, and what they earned so far."""
-        candidates, is_alive = batch["candidates"], batch["is_alive"]
-        earned, length = batch["episode_return"], batch["length"]
-        state = {key: batch[key] for key in batch if key not in ("candidates", "is_alive", "episode_return", "length")}
+        """So many steps of dreams `[N, ...]`: states, how much of them goes on, and what they earned so far."""
+        state = dict(batch)
+        parameters = state.pop("candidates")[state.pop("candidate")]  # [N, n]
+        earned, length, alive = (state.pop(key) for key in ("episode_return", "length", "alive"))
         with self.context.runtime.autocast():
             features = self.memory.features(state)
             for _ in range(steps):
-                inputs = self.memory.controller_inputs(features).view(len(candidates), self.rollouts, -1)
-                action = self.controller(inputs, candidates).flatten(0, 1)
+                inputs = self.memory.controller_inputs(features).unsqueeze(1)
+                action = self.controller(inputs, parameters).squeeze(1)
                 state = self.memory.dream_step(state, action, numbers["temperature"])
                 features = self.memory.features(state)
-                earned = earned + self.memory.reward(features).mean() * is_alive
-                length = length + is_alive
-                is_alive = is_alive & (self.memory.continue_probability(features).mean() >= 0.5)
-        return {**state, "is_alive": is_alive, "episode_return": earned, "length": length}
+                earned = earned + self.memory.reward(features).mean() * alive
+                length = length + alive
+                alive = alive * self.memory.survival(features)
+        return {**state, "alive": alive, "episode_return": earned, "length": length}
 
     # --- dreaming, for people ---
 

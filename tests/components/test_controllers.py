@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_lab.components.heads.actor_critic import Actor, Critic, RandomController
+from rl_lab.components.heads.actor_critic import Actor, Critic, RandomController, RepeatingRandomController
 from rl_lab.components.heads.distributions import Categorical, DiagonalGaussian, MultiCategorical, SquashedGaussian
-from rl_lab.types import ActionSpec, ConfigError
+from rl_lab.types import ActionSpec, ConfigError, TimeStep
 
 DISCRETE = ActionSpec("discrete", (3,))
 MULTI = ActionSpec("multi_discrete", (3, 2))
@@ -68,6 +68,32 @@ def test_random_actions_cover_the_spec_evenly() -> None:
 def test_random_actions_obey_the_mask() -> None:
     mask = torch.tensor([True, False, True]).expand(300, 3)
     assert RandomController(action=DISCRETE).sample(300, "cpu", mask).unique().tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("action", [DISCRETE, MULTI, CONTINUOUS])
+def test_repeated_random_actions_last_but_not_into_the_next_episode(action: ActionSpec) -> None:
+    torch.manual_seed(0)
+    controller = RepeatingRandomController(action=action, repeat=0.75)
+    no, is_first = torch.zeros(8000, dtype=torch.bool), torch.arange(8000) < 4000
+    step = TimeStep({}, torch.zeros(8000), is_first, no, no)
+    first = controller.answer(step, None)
+    assert first.state is first.action and first.action.shape == (8000, *action.shape)
+    before = torch.full_like(first.action, 7)
+    taken = controller.answer(step, before).action.reshape(8000, -1)
+    is_repeated = taken == 7
+    assert not is_repeated[:4000].any()
+    assert (is_repeated == is_repeated[:, :1]).all()  # all numbers of an action are repeated together
+    assert float(is_repeated[4000:, 0].float().mean()) == pytest.approx(0.75, abs=0.03)
+    if action.kind == "discrete":
+        masked = TimeStep(
+            {"action_mask": torch.tensor([[False, True, False]]).expand(8000, 3)}, step.reward, no, no, no
+        )
+        assert (controller.answer(masked, before).action == 1).all()
+
+
+def test_a_random_action_that_lasts_for_ever_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"controllers.random.repeat is 1.0: write a probability from 0 to below 1"):
+        RepeatingRandomController(action=DISCRETE, repeat=1.0)
 
 
 @pytest.mark.parametrize("squashed", [False, True])

@@ -74,7 +74,7 @@ def test_the_loss_of_the_autoencoder_by_hand(monkeypatch: pytest.MonkeyPatch) ->
     assert float(loss.terms["reconstruction"].detach()) == pytest.approx(error, rel=1e-5)
     assert float(loss.terms["kl"].detach()) == pytest.approx(sum(kl) / 7, rel=1e-4)
     free = vae_loss(vae, {"image": images}, kl_tolerance=2.0)
-    assert float(free.terms["kl"].detach()) == pytest.approx(6.0) and float(free.metrics["train/model_kl"]) < 6.0
+    assert float(free.terms["kl"].detach()) == pytest.approx(6.0) and float(free.metrics["train/vae_kl"]) < 6.0
     assert not torch.autograd.grad(free.terms["kl"], vae.to_normal.weight)[0].any()  # below the tolerance: no pull
 
 
@@ -114,6 +114,24 @@ def test_other_observations_are_not_looked_at() -> None:
     assert ConvVAE(observation=observation, **SMALL).image_key == "image"
 
 
+# --- C ---------------------------------------------------------------------------------------
+
+
+def test_one_number_is_cut_into_choices() -> None:
+    controller = LinearController(input_size=1, action=DISCRETE, choices_in_order=[1, 0, 2])
+    assert controller.evolved.numel() == 2
+    numbers = torch.tensor([-9.0, -0.34, -0.33, 0.33, 0.34, 9.0]).clamp(-0.999, 0.999).atanh()
+    taken = controller(numbers.view(1, -1, 1), torch.tensor([[1.0, 0.0]]))
+    assert taken.tolist() == [[1, 1, 0, 0, 2, 2]]
+    assert controller(torch.tensor([[[1e9]]]), torch.tensor([[1.0, 0.0]])).item() == 2  # tanh is 1 there
+
+
+@pytest.mark.parametrize(("action", "order"), [(DISCRETE, [0, 1]), (DISCRETE, [0, 1, 1]), (CONTINUOUS, [0, 1])])
+def test_an_order_that_does_not_fit_the_action_is_refused(action: ActionSpec, order: list[int]) -> None:
+    with pytest.raises(ConfigError, match=rf"choices_in_order is \{order}: .* the action is {action.kind} with"):
+        LinearController(input_size=1, action=action, choices_in_order=order)
+
+
 # --- M -----------------------------------------------------------------------------------------
 
 
@@ -136,6 +154,21 @@ def test_the_log_likelihood_of_a_mixture_by_a_loop() -> None:
                 normal = math.exp(-0.5 * distance**2) / (std * math.sqrt(2.0 * math.pi))
                 density += math.exp(float(mixture.log_weight[n, z, k])) * normal
             assert float(found[n, z]) == pytest.approx(math.log(density), rel=1e-12)
+
+
+def test_dreams_end_where_it_is_likely_or_as_often_as_predicted() -> None:
+    torch.manual_seed(0)
+    for dream_ends, rates in {"likely": (1.0, 0.0), "drawn": (0.8, 0.4), "expected": (0.8, 0.4)}.items():
+        memory = small_memory(dream_ends=dream_ends)
+        for probability, rate in zip((0.8, 0.4), rates, strict=True):
+            with torch.no_grad():
+                memory.outcome_output.weight.zero_()
+                memory.outcome_output.bias[1] = -math.log(probability / (1.0 - probability))
+            going_on = memory.survival(torch.randn(20_000, 13))
+            assert set(going_on.tolist()) <= {0.0, 1.0} or dream_ends == "expected"
+            assert float(going_on.mean()) == pytest.approx(rate, abs=0.02 if dream_ends == "drawn" else 1e-6)
+    with pytest.raises(ConfigError, match="dream_ends is 'never': write one of likely, drawn, expected"):
+        small_memory(dream_ends="never")
 
 
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 2.0])

@@ -112,6 +112,17 @@ def test_grey_and_resize() -> None:
     assert one[0, 0].tolist() == [192, 128, 128]  # rows 128 and 255 first, then 191.5
 
 
+def test_crop_cuts_the_edges_off() -> None:
+    frame = np.arange(4 * 6, dtype=np.uint8).reshape(4, 6, 1)
+    settings = {"observations": [frame], "space": spaces.Box(0, 255, (4, 6, 1), np.uint8)}
+    env = wrapped({"id": "crop", "top": 1, "bottom": 2, "left": 3, "right": 1}, **settings)
+    assert env.observation_space.shape == (1, 2, 1) and env.reset()[0][:, :, 0].tolist() == [[9, 10]]
+    assert wrapped({"id": "crop"}, **settings).reset()[0].tolist() == frame.tolist()
+    for wrong in ({"top": 2, "bottom": 2}, {"left": -1}, {"right": -1}):
+        with pytest.raises(ConfigError, match="leave nothing of an image of 4x6, or more than there is: write whole"):
+            wrapped({"id": "crop", **wrong}, **settings)
+
+
 def test_one_hot_flatten_select_and_rescale() -> None:
     space = spaces.Dict({"place": spaces.Discrete(3, start=1), "speed": spaces.Box(-2.0, 6.0, (1,), np.float32)})
     observation = {"place": 3, "speed": np.array([4.0], np.float32)}

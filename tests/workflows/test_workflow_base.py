@@ -61,6 +61,20 @@ def test_a_phase_may_let_a_controller_act_alone() -> None:
     assert workflow.policy(None) == workflow.act
 
 
+def test_a_controller_may_remember_what_it_did() -> None:
+    class Remembering(Acting):
+        def answer(self, time_step: TimeStep, before: Any) -> PolicyStep:
+            action = torch.full((3,), 7) if before is None else before + 1
+            return PolicyStep(action, action)
+
+    workflow = Doing()
+    workflow.initialize(make_context(controllers={"random": Remembering()}))
+    policy = workflow.policy("random")
+    first = policy(time_step(), None, mode="train")
+    assert first.action.tolist() == [7, 7, 7]
+    assert policy(time_step(), first.state, mode="train").action.tolist() == [8, 8, 8]
+
+
 def test_a_controller_that_cannot_act_is_refused_by_name() -> None:
     workflow = Doing()
     workflow.initialize(make_context(controllers={"critic": nn.Linear(1, 1)}))

@@ -26,6 +26,7 @@ from rl_lab.training import optimizer
 from rl_lab.training.update_rules import UpdateRule
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError, EnvSpec, Phase, Progress, TimeStep
 from rl_lab.utils.tree import equal
+from rl_lab.workflows import world_models
 from rl_lab.workflows.film import can_dream
 from rl_lab.workflows.world_models import WorldModels
 from tests.test_captured_methods import Watched
@@ -145,11 +146,10 @@ def test_a_dream_counts_rewards_until_its_end() -> None:
     def reward(features: torch.Tensor) -> Any:
         return SimpleNamespace(mean=lambda: 10.0 ** features[..., 0])  # 10, 100, 1000, ... from latent 0 on
 
-    def continue_probability(features: torch.Tensor) -> Any:
-        over = torch.tensor(ends)[(features[..., 0] - 1.0).long().clamp(max=3)]
-        return SimpleNamespace(mean=lambda: 1.0 - over.float())
+    def survival(features: torch.Tensor) -> torch.Tensor:
+        return 1.0 - torch.tensor(ends).float()[(features[..., 0] - 1.0).long().clamp(max=3)]
 
-    replaced = {"dream_step": dream_step, "reward": reward, "continue_probability": continue_probability}
+    replaced = {"dream_step": dream_step, "reward": reward, "survival": survival}
     workflow.memory = SimpleNamespace(**{name: getattr(memory, name) for name in ("initial_state", "features")})
     vars(workflow.memory).update(replaced, controller_inputs=memory.controller_inputs)  # type: ignore[attr-defined]
     workflow.dream_starts.draw = lambda count: torch.zeros(count, 4)  # type: ignore[method-assign]
@@ -159,6 +159,39 @@ def test_a_dream_counts_rewards_until_its_end() -> None:
     ends[2] = ends[3] = False
     workflow.dream_steps = 4
     assert (workflow.dream_rollouts(workflow.new_population(), 1.15)["length"] == 4.0).all()
+
+
+def test_dreams_that_are_over_leave_the_batch_and_keep_what_they_earned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dream i of 8 lasts (3 i) % 7 + 1 chunks and every candidate adds a number of its own to the reward."""
+    monkeypatch.setattr(world_models, "DREAM_CHUNK", 1)
+    monkeypatch.setattr(world_models, "LEAST_DREAMS", 2)
+    workflow, _ = make(CONTINUOUS)
+    memory, rows = workflow.memory, []
+    lengths = torch.tensor([(3 * i) % 7 + 1 for i in range(8)]).float()
+
+    def dream_step(state: Batch, action: torch.Tensor, temperature: torch.Tensor) -> Batch:
+        rows.append(len(action))
+        return {**state, "latent": state["latent"] + 1.0, "cell": action[:, :1].expand(-1, 8)}
+
+    workflow.memory = SimpleNamespace(
+        initial_state=lambda count, device: {
+            **memory.initial_state(count, device),
+            "hidden": lengths[:, None].expand(-1, 8),
+        },
+        features=memory.features,
+        controller_inputs=memory.controller_inputs,
+        dream_step=dream_step,
+        reward=lambda features: SimpleNamespace(mean=lambda: features[..., -1]),
+        survival=lambda features: (features[..., 0] < features[..., 4]).float(),  # the latent counts up to the length
+    )
+    workflow.dream_starts.draw = lambda count: torch.zeros(count, 4)  # type: ignore[method-assign]
+    population = torch.zeros(4, len(workflow.controller.evolved))
+    population[:, -2] = torch.tensor([0.1, 0.2, 0.3, 0.4])  # the bias of the first number of an action
+    found = workflow.dream_rollouts(population, 1.0)
+    assert found["length"].flatten().tolist() == lengths.tolist()
+    expected = lengths.view(4, 2) * torch.tanh(population[:, -2:-1])
+    torch.testing.assert_close(found["episode_return"], expected)
+    assert rows == [8, 8, 8, 4, 4, 2, 2]  # 6, 5, 4, 3, 2, 1 and 0 go on after each step
 
 
 def test_a_generation_moves_the_controller_towards_what_earns_more() -> None:

@@ -16,7 +16,7 @@ from rl_lab.components.heads.distributions import (
 )
 from rl_lab.components.networks.encoders import MLP
 from rl_lab.components.networks.layers import choose
-from rl_lab.types import ActionSpec
+from rl_lab.types import ActionSpec, ConfigError, PolicyStep, TimeStep
 
 LOG_STD_BOUNDS = (-5.0, 2.0)  # of a std per state, as in the soft actor
 
@@ -104,3 +104,25 @@ class RandomController(nn.Module):
         if self.action.kind == "discrete":
             return Categorical(logits, mask).sample()
         return MultiCategorical(logits, self.action.sizes, mask).sample()
+
+
+class RepeatingRandomController(RandomController):
+    """Random actions that last: with `repeat` as probability an environment is answered as it was the last time.
+
+    Independent draws of `left` and `right` cancel each other out; these lead somewhere.
+    """
+
+    def __init__(self, *, action: ActionSpec, repeat: float = 0.75) -> None:
+        super().__init__(action=action)
+        if not 0.0 <= repeat < 1.0:
+            raise ConfigError(f"controllers.random.repeat is {repeat}: write a probability from 0 to below 1, as 0.75.")
+        self.repeat = repeat
+
+    def answer(self, time_step: TimeStep, before: Tensor | None) -> PolicyStep:
+        """Actions `[N, ...]`: new ones, or those of the rows before unless an episode begins or actions are masked."""
+        mask = time_step.observation.get("action_mask")
+        action = self.sample(time_step.num_envs, time_step.reward.device, mask)
+        if before is not None and mask is None:
+            is_repeated = (torch.rand(len(action), device=action.device) < self.repeat) & ~time_step.is_first
+            action = torch.where(is_repeated.view(-1, *[1] * (action.dim() - 1)), before, action)
+        return PolicyStep(action, action)

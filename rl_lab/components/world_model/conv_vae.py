@@ -92,7 +92,7 @@ def vae_loss(vae: ConvVAE, images: Batch, *, kl_tolerance: float) -> LossOutput:
     reconstruction = (vae.decode(draw_latent(normal)) - seen).square().sum(dim=(-3, -2, -1))
     kl = -0.5 * (1.0 + log_variance - mean.square() - log_variance.exp()).sum(dim=-1)
     terms = {"reconstruction": reconstruction.mean(), "kl": kl.clamp(min=kl_tolerance * vae.latents).mean()}
-    return LossOutput(terms, {"train/model_kl": kl.detach().mean()})
+    return LossOutput(terms, {"train/vae_kl": kl.detach().mean()})
 
 
 def _one_image(observation: Mapping[str, ArraySpec], key: str | None) -> tuple[str, tuple[int, int, int]]:

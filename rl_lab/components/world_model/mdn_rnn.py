@@ -23,6 +23,7 @@ from rl_lab.components.world_model.conv_vae import draw_latent
 from rl_lab.types import ActionSpec, Batch, ConfigError, LossOutput
 
 PARTS = ("latent", "hidden", "cell")
+DREAM_ENDS = ("likely", "drawn", "expected")
 LEAST_LOG_STD = -7.0  # a normal of no width would give an endless likelihood to a latent that never changes
 
 
@@ -72,6 +73,9 @@ class MDNRNN(nn.Module):
 
     controller_sees   parts of a state that a controller gets: [latent, hidden] as for CarRacing in the paper, [latent,
                       hidden, cell] as for Doom, [latent] for a controller without a memory
+    dream_ends        likely: a dream is over once the end is likelier than not, as in the paper; drawn: with the
+                      probability of the end, so that a risk that is never likely ends dreams as often as episodes;
+                      expected: never, what comes later counts by the probability of getting there, with less noise
     """
 
     choice_ids: Tensor
@@ -84,6 +88,7 @@ class MDNRNN(nn.Module):
         hidden: int = 256,
         gaussians: int = 5,
         controller_sees: Sequence[str] = ("latent", "hidden"),
+        dream_ends: str = "likely",
     ) -> None:
         super().__init__()
         if not controller_sees or len({*controller_sees} & {*PARTS}) != len(controller_sees):
@@ -96,6 +101,9 @@ class MDNRNN(nn.Module):
                 f"components.memory: hidden is {hidden} and gaussians is {gaussians}: write whole numbers from 1, such "
                 "as 256 and 5."
             )
+        if dream_ends not in DREAM_ENDS:
+            raise ConfigError(f"components.memory.dream_ends is {dream_ends!r}: write one of {', '.join(DREAM_ENDS)}.")
+        self.dream_ends = dream_ends
         self.action, self.latents, self.hidden, self.gaussians = action, input_size // 2, hidden, gaussians
         self.controller_sees = tuple(controller_sees)
         self.output_size = sum(self.state_sizes()[part] for part in controller_sees)
@@ -180,6 +188,13 @@ class MDNRNN(nn.Module):
 
     def continue_probability(self, features: Tensor) -> Number:
         return Number(torch.sigmoid(-self.outcome(self._hidden(features))[1]))
+
+    def survival(self, features: Tensor) -> Tensor:
+        """How much of a dream goes on after a state, `[...]` from 0 to 1, as `dream_ends` says."""
+        probability = self.continue_probability(features).value
+        if self.dream_ends == "expected":
+            return probability
+        return (probability >= (torch.rand_like(probability) if self.dream_ends == "drawn" else 0.5)).float()
 
     def _hidden(self, features: Tensor) -> Tensor:
         return features[..., self.latents : self.latents + self.hidden]

@@ -20,6 +20,8 @@ from rl_lab.types import CollectResult, Counts, Metrics, RunError, StateTree
 from rl_lab.utils.seeding import untouched_randomness
 from rl_lab.utils.timing import Stopwatch
 
+OF_THE_WHOLE = ("wall_s", "continuations", "best_of_ends")  # what going on after an end does not undo
+
 
 @dataclass(frozen=True)
 class EvaluationPlan:
@@ -91,7 +93,8 @@ class Housekeeping:
         self._evaluated: Metrics = {}  # evaluation results not yet written
         self._learnt: Metrics = {}  # newest value of each metric of an update
         self._episodes_before = 0  # of the run, when its environment last changed
-        self.best_score: float | None = None
+        self._best_score: float | None = None
+        self._best_of_ends: float | None = None  # of ends that were undone; that checkpoint stays until one beats it
         self.last_score: float | None = None
         self.evaluations_done = 0
         self._earlier_wall_s = 0.0  # of the processes before this one
@@ -182,9 +185,15 @@ class Housekeeping:
         score = self._evaluated.get("eval/episode_return_mean")
         if score is not None:
             self.last_score = score
-            if isfinite(score) and (self.best_score is None or score > self.best_score):
-                self.best_score, self._is_best_unsaved = score, True
+            if isfinite(score) and (self._best_score is None or score > self._best_score):
+                self._best_score = score
+                self._is_best_unsaved = self._best_of_ends is None or score > self._best_of_ends
         return score
+
+    @property
+    def best_score(self) -> float | None:
+        """Of the checkpoint that is called best."""
+        return max((score for score in (self._best_score, self._best_of_ends) if score is not None), default=None)
 
     @property
     def is_pruned(self) -> bool:
@@ -247,7 +256,7 @@ class Housekeeping:
     def _note_end(self, *, is_row_due: bool) -> None:
         """Keep what a longer run would have here, before anything is written that only the end writes."""
         self._before_end = None
-        kept = {name: value for name, value in self.get_state().items() if name not in ("wall_s", "continuations")}
+        kept = {name: value for name, value in self.get_state().items() if name not in OF_THE_WHOLE}
         self._before_end = {**kept, "is_row_due": is_row_due}
         self.logger.mark()
 
@@ -258,7 +267,9 @@ class Housekeeping:
     def reopen(self, continuations: int) -> None:
         """Undo the end, which a longer run does not have here, and save that; only then do the rows of the end go."""
         assert self._before_end is not None, "a run without an end cannot be continued after it"
+        best_score = self.best_score
         self.set_state({**self._before_end, "wall_s": self._earlier_wall_s})
+        self._best_of_ends = best_score
         self.continuations = continuations
         self.scheduler.reopen()
         with self.logger.at_mark():
@@ -285,7 +296,8 @@ class Housekeeping:
             "latest": dict(self._latest),
             "episodes_before": self._episodes_before,
             "evaluated": dict(self._evaluated),
-            "best_score": self.best_score,
+            "best_score": self._best_score,
+            "best_of_ends": self._best_of_ends,
             "last_score": self.last_score,
             "evaluations_done": self.evaluations_done,
             "stopping": self.stopping.get_state(),
@@ -303,7 +315,8 @@ class Housekeeping:
             self._marks[name].set_state(marks)
         self._latest, self._evaluated = dict(state["latest"]), dict(state["evaluated"])
         self._episodes_before = state.get("episodes_before", 0)
-        self.best_score, self.last_score = state["best_score"], state["last_score"]
+        self._best_score, self.last_score = state["best_score"], state["last_score"]
+        self._best_of_ends = state.get("best_of_ends")
         self.evaluations_done = state["evaluations_done"]
         self.stopping.set_state(state["stopping"])
         self._earlier_wall_s = state["wall_s"]

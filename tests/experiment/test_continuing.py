@@ -46,6 +46,7 @@ def assert_as_if_longer(run: api.Run, whole: api.Run) -> None:
     states = [reproducible_state(each.path) for each in (run, whole)]
     for state in states:
         state["progress"].pop("continuations")
+        state["progress"].pop("best_of_ends")
     for section in states[1]:
         assert equal(states[0][section], states[1][section]), section
 
@@ -62,6 +63,25 @@ def test_a_finished_run_that_goes_on_equals_one_that_was_longer_from_the_start(c
     assert (event["event"], event["changes"], event["counts"]["agent_steps"]) == ("continued", LONGER, ended_at)
     assert f"continued at {ended_at:,} agent steps" in (run.path / "report.md").read_text()
     assert run.config["training"]["phases"][0]["duration_updates"] == 8
+
+
+def test_the_best_checkpoint_of_an_end_stays_when_the_run_goes_on_and_gets_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([9.0, 4.0, 12.0])
+    monkeypatch.setattr(
+        "rl_lab.workflows.base.Workflow.evaluate",
+        lambda self, *, episodes: {"eval/episode_return_mean": next(scores)},
+    )
+    final_only = ("evaluation.final_episodes=1", "evaluation.every_steps=null", "evaluation.every_updates=null")
+    run = train("run", tmp_path, *final_only)
+    best = (run.path / "checkpoints" / "best").resolve()
+    api.resume("run", runs_dir=tmp_path, quiet=True, training__phases__train__duration_updates=8)
+    assert (run.status["best_score"], run.status["final_score"]) == (9.0, 4.0)
+    assert (run.path / "checkpoints" / "best").resolve() == best
+    api.resume("run", runs_dir=tmp_path, quiet=True, training__phases__train__duration_updates=11)
+    assert run.status["best_score"] == 12.0
+    assert (run.path / "checkpoints" / "best").resolve() == (run.path / "checkpoints" / "latest").resolve() != best
 
 
 @pytest.mark.parametrize("updates", [5, 6, 8])

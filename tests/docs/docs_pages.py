@@ -31,13 +31,26 @@ def inline_code(page: Path) -> list[str]:
 
 def commands(page: Path) -> list[list[str]]:
     """The words after `rl-lab` of every command line on a page; bare mentions and placeholders are left out."""
-    lines = [line for block in blocks(page, "bash") for line in block.splitlines()] + inline_code(page)
+    lines = [line for block in blocks(page, "bash") for line in _command_lines(block)] + inline_code(page)
     found = []
     for line in lines:
         words = _words_after_rl_lab(line)
         if words and words[0] != "COMMAND":
             found.append(words)
     return found
+
+
+def _command_lines(block: str) -> list[str]:
+    """One line per command: those that a backslash or an open quotation mark continues are joined."""
+    lines: list[str] = []
+    is_open = False
+    for line in block.replace("\\\n", " ").splitlines():
+        if is_open:
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+        is_open = "rl-lab " in lines[-1] and lines[-1].partition("#")[0].count('"') % 2 == 1
+    return lines
 
 
 def _words_after_rl_lab(line: str) -> list[str]:

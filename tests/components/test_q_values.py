@@ -272,7 +272,7 @@ def test_learning_by_quantiles_finds_the_quantiles_of_a_distribution() -> None:
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (ActionSpec("continuous", (6,)), r"needs discrete actions, .* continuous \(6 numbers\)\. Use .*:sac`"),
+        (ActionSpec("continuous", (6,)), r"needs discrete actions, .* continuous \(of size 6\)\. Use .*:sac`"),
         (ActionSpec("multi_discrete", (3, 4)), r"takes 2 at once \(sizes \(3, 4\)\)\. Use .*:ppo`"),
     ],
 )

@@ -155,7 +155,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("optimizers.controller.parts", "encoder", "optimizers.controller.parts is 'encoder': write a list, such as"),
     ("optimizers.controller.betas", [0.9], "optimizers.controller.betas is [0.9]. Allowed: a list of 2."),
     ("buffers.rollout.size", 5, "buffers.rollout.size is not a setting of RolloutBuffer."),
-    ("runtime.device", "gpu", "runtime device: 'gpu' is not known; allowed: auto, cpu, cuda"),
+    ("runtime.device", "tpu", "runtime device: 'tpu' is not known; allowed: auto, cpu, cuda"),
     ("runs.id", 5, "runs.id is 5. Allowed: a text or null."),
     ("plugins", ["no_such_plugin_anywhere"], "plugins names 'no_such_plugin_anywhere', which Python does not find"),
 ]

@@ -260,7 +260,7 @@ def test_a_buffer_that_gives_another_number_of_rows_is_refused() -> None:
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ("rl_lab/PointMass-v0", r"continuous \(\d numbers?\)\. Use `rl-lab train ID:sac`"),
+        ("rl_lab/PointMass-v0", r"continuous \(of size \d\)\. Use `rl-lab train ID:sac`"),
         ("rl_lab/MultiTarget-v0", r"takes \d at once .* Use `rl-lab train ID:ppo`"),
     ],
 )

@@ -15,6 +15,7 @@ from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build
 from rl_lab.training import optimizer
 from rl_lab.training.capture import CapturedMethod, Packed
+from rl_lab.training.runtime import Runtime
 from rl_lab.training.update_rules import UpdateRule
 from rl_lab.types import Batch
 from tests.tiny_diffusion import TINY_DIFFUSION, with_detour
@@ -29,7 +30,11 @@ IMITATION = [
     "evaluation.episodes=2",
     "training.phases.train.duration_updates=9",
 ]
+PPO = ["algorithm.epochs=2", "training.phases.train.collect_steps=8", "algorithm.minibatch_size=16"]
 CASES = {
+    "ppo": ["ppo_cartpole", "environment.num_envs=4", *PPO],
+    "ppo of numbers": ["ppo_pendulum", "environment.num_envs=4", "algorithm.value_clip_range=0.2", *PPO],
+    "ppo with memory": ["ppo_recall", "environment.num_envs=4", "algorithm.sequence_length=4", *PPO],
     "dqn": ["dqn_cartpole", "q_values=expected"],
     "dqn_categorical": ["dqn_cartpole"],
     "dqn rainbow": ["dqn_cartpole_rainbow"],
@@ -125,6 +130,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         original(self, *arguments, is_static=True, **settings)
 
     monkeypatch.setattr(UpdateRule, "__init__", init)
+    monkeypatch.setattr(Runtime, "scalars", Runtime.numbers)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -280,6 +280,22 @@ class ClipActions(gym.wrappers.TransformAction):
         super().__init__(env, lambda action: np.clip(action, box.low, box.high), box)
 
 
+@register_wrapper("widen_actions")
+class WidenActions(gym.wrappers.TransformAction):
+    """A Box with wider bounds, one number or one for each dimension; what lies beyond the environment's own is cut"""
+
+    def __init__(self, env: gym.Env, low: float | Sequence[float], high: float | Sequence[float]) -> None:
+        space = _require_action_space(env, spaces.Box)
+        bounds = [np.asarray(bound, space.dtype) for bound in (low, high)]
+        if any(bound.shape not in ((), space.shape) for bound in bounds):
+            raise ConfigError(f"low={low} and high={high} must be a number, or {space.shape[0]} for the dimensions.")
+        wide = [np.broadcast_to(bound, space.shape) for bound in bounds]
+        if (wide[0] > space.low).any() or (wide[1] < space.high).any():
+            raise ConfigError(f"low={low} and high={high} must hold the bounds {space.low} and {space.high}.")
+        box = spaces.Box(wide[0], wide[1], dtype=space.dtype)
+        super().__init__(env, lambda action: np.clip(action, space.low, space.high), box)
+
+
 @register_wrapper("normalise_actions")
 class NormaliseActions(gym.wrappers.TransformAction):
     """A bounded Box as [low, high] in every dimension, stretched to the bounds that the environment has"""

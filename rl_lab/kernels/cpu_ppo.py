@@ -146,6 +146,4 @@ _SURROGATE = (
     MLP,
 )
 PPO_LOSS = FastPath(_ppo_loss, _SURROGATE)
-PPO_STEP_LOSS = FastPath(
-    _ppo_step_loss, (f"{_PPO}.loss", f"{_PPO}.update_controller", f"{ENCODER}.forward", *_SURROGATE, *STEP)
-)
+PPO_STEP_LOSS = FastPath(_ppo_step_loss, (f"{_PPO}.loss", f"{_PPO}.learn", f"{ENCODER}.forward", *_SURROGATE, *STEP))

@@ -4,8 +4,9 @@
     call 4          records the method (nothing runs yet), then replays it: the fourth update
     call 5 …        copy batch and numbers into the recording's own tensors, replay, copy the outputs out
 
-One recording per set of choices and shapes, up to a number; whatever comes beyond it runs eagerly. What a recording
-cannot see is Python: a method that is captured reads nothing back, decides nothing by data and counts nothing there.
+One recording per set of choices and shapes, up to a number; whatever comes beyond it runs eagerly, until one that was
+not used for long makes room. What a recording cannot see is Python: a method that is captured reads nothing back,
+decides nothing by data and counts nothing there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rl_lab.types import Batch, ConfigError
 
 WARM_UP_CALLS = 3  # as torch's own guide: libraries choose and cache their kernels in the first calls
 MOST_RECORDINGS = 16  # per method: each holds memory of its own, and a policy may be asked with any number of rows
+FORGOTTEN_AFTER = 1000  # calls of a method that a recording did not serve: then it makes room for another shape
 Result = TypeVar("Result")
 
 
@@ -100,6 +102,7 @@ class Recording:
     inputs: list[tuple[list[Tensor], list[int]]]  # its own batch and numbers, by dtype, and the place of each
     run: Callable[[], Packed]
     calls: int = 0
+    last_call: int = 0  # the method's
     graph: Any = None
     outputs: Packed = field(default_factory=lambda: Packed({}, None))
 
@@ -120,6 +123,7 @@ class CapturedMethod:
         self.device = device
         self.backend = backend
         self.recordings: dict[Hashable, Recording] = {}
+        self.calls = 0
         self.preparing = ""  # what goes on before a replay, in words, for whoever shows the run
 
     def __call__(self, batch: Batch, numbers: Batch, **choices: bool | int | str) -> Batch:
@@ -129,14 +133,15 @@ class CapturedMethod:
         shapes = tuple([(value.shape, value.dtype) for value in values])
         key = (tuple(batch), tuple(numbers), shapes, tuple(sorted(choices.items())))
         recording = self.recordings.get(key)
-        if recording is None and len(self.recordings) == MOST_RECORDINGS:
+        self.calls += 1
+        if recording is None and len(self.recordings) == MOST_RECORDINGS and not self._makes_room():
             inputs = ({name: value.to(self.device) for name, value in each.items()} for each in (batch, numbers))
             return self._pack(self.method(*inputs, **choices)).copied()
         if recording is None:
             recording = self.recordings[key] = self._begin(batch, numbers, choices)
         with torch.no_grad():
             recording.take(values)
-        recording.calls += 1
+        recording.calls, recording.last_call = recording.calls + 1, self.calls
         if recording.graph is None:
             if recording.calls <= WARM_UP_CALLS:
                 self.preparing = "compiling kernels"
@@ -152,6 +157,16 @@ class CapturedMethod:
     def forget(self) -> None:
         """Throw the recordings away: something they took for granted has changed."""
         self.recordings.clear()
+
+    def _makes_room(self) -> bool:
+        """Throw away the recording that was used longest ago, if that is long enough ago."""
+        oldest = min(self.recordings, key=lambda key: self.recordings[key].last_call)
+        if self.calls - self.recordings[oldest].last_call <= FORGOTTEN_AFTER:
+            return False
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a replay may still be running
+        del self.recordings[oldest]
+        return True
 
     def _begin(self, batch: Batch, numbers: Batch, choices: Mapping[str, bool | int | str]) -> Recording:
         with torch.inference_mode(mode=False):  # whoever comes first: others may write into them as well

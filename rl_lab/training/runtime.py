@@ -111,6 +111,16 @@ class Runtime:
                 self._numbers[name] = (value, torch.full((), value, dtype=torch.float32, device=self.device))
         return {name: self._numbers[name][1] for name in values}
 
+    def scalars(self, values: Mapping[str, float]) -> Mapping[str, float | Tensor]:
+        """Numbers for a method that may be captured: as `numbers` on a GPU, and as they are on a CPU, where a formula
+        takes them faster."""
+        return values if self.device.type == "cpu" else self.numbers(values)
+
+    @property
+    def captures(self) -> bool:
+        """Whether methods are recorded and replayed."""
+        return self.graphs is not None
+
     def remarks(self, owner: Any) -> list[str]:
         """Sentences about settings that change nothing for this owner."""
         found, name = [], type(owner).__name__

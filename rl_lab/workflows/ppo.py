@@ -9,12 +9,12 @@ One update: advantages over the rollout, then a few epochs of minibatches on the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from rl_lab.components.returns.returns import lambda_return, mean, standardize
+from rl_lab.components.returns.returns import lambda_return, mean, only_valid, standardize
 from rl_lab.kernels.door import fast_path, precomputed_gradients
 from rl_lab.training.schedules import Schedule, never_negative, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
@@ -49,6 +49,7 @@ class PPO(Workflow):
     """Clipped surrogate, GAE, epochs of minibatches. Time limits bootstrap, terminations do not."""
 
     is_on_policy = True
+    captured: ClassVar[tuple[str, ...]] = ("learn", "respond")
 
     def __init__(
         self,
@@ -116,18 +117,22 @@ class PPO(Workflow):
     # --- acting ---
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
-        observation = self.observation_normalizer(time_step.observation)
-        features = self.encoder(observation)
-        extras: Batch = {}
+        rows, extras = dict(time_step.observation), {}
         if self.memory is not None:
             if state is None:
                 state = self.memory.initial_state(time_step.num_envs, time_step.reward.device)
-            extras["memory_state"] = state
-            features, state = self.memory.step(features, state, time_step.is_first)
-        policy = self.actor(features, time_step.observation.get("action_mask"))
-        if mode == "eval":
-            return PolicyStep(policy.mode(), state)
-        return PolicyStep(policy.sample(), state, extras)
+            rows |= {"memory_state": state, "is_first": time_step.is_first}
+            extras = {"memory_state": state} if mode == "train" else {}
+        answer = self.respond(rows, {}, mode=mode)
+        return PolicyStep(answer["action"], answer.get("memory_state"), extras)
+
+    def respond(self, rows: Batch, numbers: Batch, *, mode: Mode) -> Batch:
+        """To observations `[N, ...]`, actions; where there is memory, from its state before them to that after them."""
+        features, after = self.encoder(self.observation_normalizer(rows)), {}
+        if self.memory is not None:
+            features, after["memory_state"] = self.memory.step(features, rows["memory_state"], rows["is_first"])
+        policy = self.actor(features, rows.get("action_mask"))
+        return {"action": policy.mode() if mode == "eval" else policy.sample(), **after}
 
     # --- learning ---
 
@@ -136,12 +141,11 @@ class PPO(Workflow):
         if bool(batch["is_last"][:, :-1].all()):
             return {}  # every row was an episode's last: nothing was decided, so nothing can be learnt
         samples, metrics = self.prepare(batch)
-        ranges = {"clip_range": self.clip_range, "value_clip_range": self.value_clip_range}
-        limits: dict[str, Any] = {
-            name: limit if limit is None else value_at(limit, phase.progress) for name, limit in ranges.items()
-        }
         metrics |= named(self.optimizer.prepare(phase.progress))
-        scales = {name: value_at(scale, phase.progress) for name, scale in self.loss_scales.items()}
+        settings = {**self.loss_scales, "clip_range": self.clip_range, "value_clip_range": self.value_clip_range}
+        values = {name: value_at(each, phase.progress) for name, each in settings.items() if each is not None}
+        runtime = self.context.runtime
+        numbers = runtime.scalars(values)
         steps: list[Metrics] = []
         minibatches: list[Batch] = []
         epochs_done, gradient_steps = 0, 0
@@ -150,9 +154,7 @@ class PPO(Workflow):
             if len(minibatches) != 1:  # a single one is the same in every epoch
                 minibatches = list(self.minibatches(samples))
             for minibatch in minibatches:
-                with self.context.runtime.autocast(), precomputed_gradients():
-                    loss = self.loss(minibatch, **limits, with_metrics=is_watched)
-                taken = self.gradient_step(self.optimizer, loss, scales)
+                taken = self.learn(minibatch, numbers, with_metrics=is_watched or runtime.captures)
                 gradient_steps += 1
                 if is_watched:
                     steps.append(taken)
@@ -165,8 +167,15 @@ class PPO(Workflow):
         return metrics | {
             "train/epochs_done": epochs_done,
             "train/gradient_steps": gradient_steps,
-            "train/clip_range": limits["clip_range"],
+            "train/clip_range": values["clip_range"],
         }
+
+    def learn(self, batch: Batch, numbers: Mapping[str, Any], *, with_metrics: bool) -> Metrics:
+        """One gradient step from a minibatch."""
+        limits = {name: numbers.get(name) for name in ("clip_range", "value_clip_range")}
+        with self.context.runtime.autocast(), precomputed_gradients():
+            loss = self.loss(batch, **limits, with_metrics=with_metrics)  # type: ignore[arg-type]
+        return self.gradient_step(self.optimizer, loss, {name: numbers[name] for name in self.loss_scales})
 
     @fast_path("rl_lab.kernels.cpu_ppo:PPO_STEP_LOSS")
     def loss(
@@ -238,9 +247,7 @@ class PPO(Workflow):
         else:
             samples["valid"] = valid
             value, returns = value[valid], returns[valid]
-            if (
-                length := self.sequence_length
-            ) is not None:  # [N, T] to [N * T / L, L], from the state of each first row
+            if (length := self.sequence_length) is not None:  # [N * T / L, L], from the state of each first row
                 samples = {key: rows.unflatten(1, (-1, length)).flatten(0, 1) for key, rows in samples.items()}
         residual = returns - value
         metrics = {
@@ -282,15 +289,6 @@ class PPO(Workflow):
     def learn_statistics(self, batch: Batch) -> None:
         """After learning, so that the whole rollout was acted and learnt under the same normalisation."""
         self.observation_normalizer.update({key: rows[:, :-1] for key, rows in batch.items()})
-
-
-def only_valid(samples: Batch, valid: Tensor) -> Batch:
-    """`[N, T, ...]` to `[M, ...]`: the samples that count."""
-    flat = {key: rows.flatten(0, 1) for key, rows in samples.items()}
-    indices = valid.flatten().nonzero()[:, 0]
-    if len(indices) == valid.numel():
-        return flat
-    return {key: rows.index_select(0, indices) for key, rows in flat.items()}
 
 
 @fast_path("rl_lab.kernels.cpu_ppo:PPO_LOSS")

@@ -27,6 +27,7 @@ from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, CollectResult, ConfigError, Metrics, Phase, PolicyStep, StateTree, TimeStep
 from rl_lab.workflows.base import Mode, WorldModelWorkflow, checked_scales, named
 from rl_lab.workflows.context import WorkflowContext
+from rl_lab.workflows.latent_states import BEFORE, marked, those_marked
 
 TERMS = {"vae": ("reconstruction", "kl"), "memory": ("latent", "reward", "end")}
 RETURNS = "returns"  # the buffer of phases that evolve on the environment
@@ -81,7 +82,7 @@ class Evolution(Protocol):
 class WorldModels(WorldModelWorkflow):
     """A variational autoencoder, a recurrent mixture density network, and a linear controller that is evolved."""
 
-    captured: ClassVar[tuple[str, ...]] = ("learn_vae", "learn_memory", "dream")
+    captured: ClassVar[tuple[str, ...]] = ("learn_vae", "learn_memory", "dream", "respond")
     part_groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"world_model": ("vae", "memory", "dream_starts")}
 
     def __init__(
@@ -150,22 +151,31 @@ class WorldModels(WorldModelWorkflow):
 
     def act(self, time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
         """`state` is the memory's, the action that followed it, and the rollout being played; is_first forgets all."""
-        before = self.blank_state(time_step) if state is None else state
-        with self.context.runtime.autocast(), torch.no_grad():
-            normal = self.vae(time_step.observation)
-            is_sure = mode == "eval"
-            seen, _ = self.memory.observe(normal, before["action"], before, time_step.is_first, deterministic=is_sure)
-            inputs = self.memory.controller_inputs(self.memory.features(seen))
-            if is_sure or not self.is_evolving:
-                action = self.controller(inputs.unsqueeze(0), self.controller.evolved.unsqueeze(0)).squeeze(0)
-                return PolicyStep(action, {**seen, "action": action, "rollout": before["rollout"]})
+        before = self.blank_state(time_step) if state is None else dict(state)
+        parameters, rollout, extras = self.controller.evolved.unsqueeze(0), before.pop("rollout"), {}
+        if self.is_evolving and mode == "train":
             assert self.candidates is not None
-            rollout = self.assign(before["rollout"], time_step.is_first)
-            candidate = torch.where(rollout == NOBODY, 0, rollout % self.evolution.population)
-            action = self.controller(inputs.unsqueeze(1), self.candidates[candidate].float()).squeeze(1)
-        extras = {"candidate": torch.where(rollout == NOBODY, NOBODY, candidate)}
-        extras["generation"] = torch.full_like(rollout, self.generations_begun)
-        return PolicyStep(action, {**seen, "action": action, "rollout": rollout}, extras)
+            rollout = self.assign(rollout, time_step.is_first)
+            candidate = torch.where(rollout == NOBODY, NOBODY, rollout % self.evolution.population)
+            parameters = self.candidates[candidate.clamp(min=0)].float()
+            extras = {"candidate": candidate, "generation": torch.full_like(rollout, self.generations_begun)}
+        rows = {self.vae.image_key: time_step.observation[self.vae.image_key], "is_first": time_step.is_first}
+        after = self.respond({**rows, **marked(BEFORE, before), "parameters": parameters}, {}, is_sure=mode == "eval")
+        return PolicyStep(after["action"], {**after, "rollout": rollout}, extras)
+
+    @torch.no_grad()
+    def respond(self, rows: Batch, numbers: Batch, *, is_sure: bool) -> Batch:
+        """To images `[N, ...]` and what was before them: the state after them, and actions."""
+        before = those_marked(BEFORE, rows)
+        with self.context.runtime.autocast():
+            known = self.vae(rows), before.pop("action"), before, rows["is_first"]
+            seen, _ = self.memory.observe(*known, deterministic=is_sure)
+            return {**seen, "action": self.decide(self.memory.features(seen), rows["parameters"])}
+
+    def decide(self, features: Tensor, parameters: Tensor) -> Tensor:
+        """Actions `[N, ...]` in states, of one controller `[1, n]` or of one for each `[N, n]`."""
+        inputs = self.memory.controller_inputs(features).unflatten(0, (len(parameters), -1))
+        return self.controller(inputs, parameters).flatten(0, 1)
 
     def blank_state(self, time_step: TimeStep) -> Batch:
         spec, count, device = self.context.spec.action, time_step.num_envs, time_step.reward.device
@@ -198,8 +208,8 @@ class WorldModels(WorldModelWorkflow):
     def update_vae(self, batch: Batch, *, phase: Phase) -> Metrics:
         """V from single images, `images_per_update` of those in the rows."""
         images = batch[self.vae.image_key].flatten(0, 1)
-        if self.images_per_update is not None:
-            images = images[torch.randint(len(images), (self.images_per_update,), device=images.device)]
+        if (count := self.images_per_update) is not None:
+            images = images[torch.randint(len(images), (count,), device=images.device)]
         return self.learn_from({self.vae.image_key: images}, phase, "vae", self.learn_vae)
 
     def update_memory(self, batch: Batch, *, phase: Phase) -> Metrics:
@@ -287,9 +297,7 @@ class WorldModels(WorldModelWorkflow):
         with self.context.runtime.autocast():
             features = self.memory.features(state)
             for _ in range(steps):
-                inputs = self.memory.controller_inputs(features).unsqueeze(1)
-                action = self.controller(inputs, parameters).squeeze(1)
-                state = self.memory.dream_step(state, action, numbers["temperature"])
+                state = self.memory.dream_step(state, self.decide(features, parameters), numbers["temperature"])
                 features = self.memory.features(state)
                 earned = earned + self.memory.reward(features).mean() * alive
                 length = length + alive
@@ -302,13 +310,9 @@ class WorldModels(WorldModelWorkflow):
     def imagine(self, start: Batch, *, horizon: int) -> Batch:
         """What the model expects from states `[N, ...]` on, the controller acting: per step 0..H the model's state,
         `reward` and the image; `action` for steps 0..H-1."""
-
-        def decide(features: Tensor, step: int) -> Tensor:
-            inputs = self.memory.controller_inputs(features).unsqueeze(0)
-            return self.controller(inputs, self.controller.evolved.unsqueeze(0)).squeeze(0)
-
+        evolved = self.controller.evolved.unsqueeze(0)
         with self.context.runtime.autocast():
-            states, action = self.memory.imagine(start, decide, horizon)
+            states, action = self.memory.imagine(start, lambda features, _: self.decide(features, evolved), horizon)
             features = self.memory.features(states)
             reward = self.memory.reward(features).mean()
             return {**self.vae.reconstruct(features), **states, "reward": reward, "action": action}
@@ -316,12 +320,8 @@ class WorldModels(WorldModelWorkflow):
     # --- resuming ---
 
     def get_state(self) -> StateTree:
-        return {
-            "evolution": self.evolution.get_state(),
-            "candidates": self.candidates,
-            "next_rollout": self.next_rollout,
-            "generations_begun": self.generations_begun,
-        }
+        counted = {"next_rollout": self.next_rollout, "generations_begun": self.generations_begun}
+        return {"evolution": self.evolution.get_state(), "candidates": self.candidates, **counted}
 
     def set_state(self, state: StateTree) -> None:
         device = self.context.runtime.device

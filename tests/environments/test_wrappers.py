@@ -211,6 +211,15 @@ def test_discretise_and_clip_actions() -> None:
     assert env.unwrapped.taken[0].tolist() == [0.0, 2.0]  # type: ignore[attr-defined]
 
 
+def test_widened_actions_are_cut_at_the_bounds_of_the_environment() -> None:
+    pedals = spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 1.0]), dtype=np.float32)
+    env = wrapped({"id": "widen_actions", "low": -1.0, "high": [1.0, 2.0]}, actions=pedals)
+    assert env.action_space == spaces.Box(np.array([-1.0, -1.0]), np.array([1.0, 2.0]), dtype=np.float32)
+    env.reset()
+    env.step(np.array([0.5, -0.5])), env.step(np.array([0.5, 1.5]))
+    assert [taken.tolist() for taken in env.unwrapped.taken] == [[0.5, 0.0], [0.5, 1.0]]  # type: ignore[attr-defined]
+
+
 def test_normalise_actions() -> None:
     box = spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 4.0]), dtype=np.float32)
     env = wrapped({"id": "normalise_actions", "low": 0.0, "high": 1.0}, actions=box)
@@ -268,6 +277,12 @@ def test_wrong_wrappers_are_refused(wrappers: list[Any], message: str) -> None:
     [
         ("Pendulum-v1", {"id": "discretise_actions", "bins": 1}, "bins is 1 .* at least 2"),
         ("Pendulum-v1", {"id": "clip_actions", "low": 2, "high": 1}, "low=2 must be below high=1"),
+        ("Pendulum-v1", {"id": "widen_actions", "low": -1, "high": 3}, "must hold the bounds"),
+        (
+            "Pendulum-v1",
+            {"id": "widen_actions", "low": [-2, -2], "high": 3},
+            "must be a number, or 1 for the dimensions",
+        ),
         ("Pendulum-v1", {"id": "normalise_actions", "low": 1}, "low=1 must be below high=1.0"),
         ("Taxi-v4", {"id": "encode_discrete", "kind": "bynary"}, "kind is 'bynary'. Did you mean 'binary'"),
         ("Pendulum-v1", {"id": "action_mask"}, "'action_mask': it needs discrete actions"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rl_lab.training import capture as capture_module
 from rl_lab.training import optimizer as optimizer_module
 from rl_lab.training import runtime as runtime_module
 from rl_lab.training.capture import MOST_RECORDINGS, WARM_UP_CALLS, CapturedMethod, CudaGraphs, Packed
@@ -154,6 +155,22 @@ def test_beyond_a_number_of_shapes_nothing_more_is_recorded() -> None:
         for _ in range(WARM_UP_CALLS + 2):
             assert float(method({"x": torch.ones(size)}, {})["sum"]) == size
     assert len(method.recordings) == MOST_RECORDINGS == backend.log.count("capture")
+
+
+def test_a_shape_that_is_no_longer_used_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_module, "FORGOTTEN_AFTER", 20)
+    backend = AgainBackend()
+    method = CapturedMethod(lambda batch, numbers: {"sum": batch["x"].sum()}, place="sum", device=CPU, backend=backend)
+    sizes = range(1, MOST_RECORDINGS + 1)
+    for size in (*sizes, *sizes):
+        method({"x": torch.ones(size)}, {})
+    for _ in range(WARM_UP_CALLS + 4):  # of size 1 nobody asks any more
+        assert float(method({"x": torch.ones(50)}, {})["sum"]) == 50.0
+        for size in sizes[1:4]:
+            method({"x": torch.ones(size)}, {})
+    assert len(method.recordings) == MOST_RECORDINGS and backend.log.count("capture") == 4
+    held = {shapes[0][0][0] for _, _, shapes, _ in method.recordings}
+    assert 50 in held and 1 not in held
 
 
 def test_outputs_are_not_overwritten_by_the_next_replay() -> None:

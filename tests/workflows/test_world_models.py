@@ -251,6 +251,7 @@ def test_captured_methods_read_nothing_back(monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(2):
         workflow.update_world_model(rows, phase=PHASE)
         workflow.update_controller(rows, phase=PHASE)
+        workflow.act(time_step([True] * 3), None, mode="train")
     assert all(getattr(workflow, name).calls >= 2 for name in workflow.captured)
 
 

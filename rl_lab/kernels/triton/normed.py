@@ -38,7 +38,7 @@ def simplices(y, SIMPLEX: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _normed(
-    pre, bias, scale, shift, out, rows,
+    pre, bias, scale, shift, out, rows, out_row,
     HAS_BIAS: tl.constexpr, SIMPLEX: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1)
@@ -56,7 +56,7 @@ def _normed(
         result = tl.reshape(simplices(y, SIMPLEX, BLOCK), (BLOCK,))
     else:
         result = y * mish_factor(y)[0]
-    tl.store(out + place, result, mask=inside)
+    tl.store(out + (member * rows + tl.program_id(0)).to(tl.int64) * out_row + column, result, mask=inside)
 
 
 @triton.jit
@@ -116,6 +116,18 @@ def _constants(width: int, simplex: int) -> dict[str, Any]:
     }
 
 
+def normed(
+    pre: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor, out: Tensor, *, simplex: int, out_row: int
+) -> None:
+    """Of contiguous rows `[E, R, W]`, into `out`, whose rows lie `out_row` numbers apart. `simplex` 0: Mish."""
+    members, rows, width = pre.shape
+    if rows:
+        _normed[(rows, members)](
+            pre, scale if bias is None else bias, scale, shift, out, rows, out_row,
+            HAS_BIAS=bias is not None, **_constants(width, simplex),
+        )  # fmt: skip
+
+
 class Normed(Function):
     """Of rows `[E, R, W]`; bias, scale and shift are `[E, 1, W]`. `simplex` 0: Mish."""
 
@@ -124,13 +136,8 @@ class Normed(Function):
         ctx: Any, pre: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor, simplex: int, dtype: torch.dtype
     ) -> Tensor:
         pre = pre.contiguous()
-        members, rows, width = pre.shape
         out = torch.empty(pre.shape, dtype=dtype, device=pre.device)
-        if rows:
-            _normed[(rows, members)](
-                pre, scale if bias is None else bias, scale, shift, out, rows,
-                HAS_BIAS=bias is not None, **_constants(width, simplex),
-            )  # fmt: skip
+        normed(pre, bias, scale, shift, out, simplex=simplex, out_row=pre.shape[-1])
         ctx.save_for_backward(pre, bias, scale, shift)
         ctx.simplex = simplex
         return out

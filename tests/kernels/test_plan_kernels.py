@@ -39,7 +39,7 @@ def everything_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def workflow_of(settings: tuple[str, ...] = SETTINGS) -> Any:
     """With weights and biases that all matter, and values of some size."""
-    workflow, agent = make({"vector": ArraySpec((3,), "float32")}, overrides=settings)
+    workflow, _ = make({"vector": ArraySpec((3,), "float32")}, overrides=settings)
     for number, part in enumerate((workflow.dynamics, workflow.reward_head, workflow.critic, workflow.actor)):
         shaken(part, number)
     return workflow

@@ -1,11 +1,11 @@
 """What TD-MPC2's plans promise, in one kernel per layer instead of five.
 
-    x [H+1, R, Z + A]    a latent and the action taken there, side by side, for every plan; the last action is the policy's
+    x [H+1, R, Z + A]    a latent and the action taken there, side by side, of every plan; the last one: the policy's
     chain                x[t] -> latent of x[t+1], H times, then the policy           layers wait for each other
     judges               rewards of x[0] to x[H-1] and two critics of x[H]            all of them at once
 
-Every layer normalises what it reads, so that no kernel stands between two products. For many plans that is done once by a
-kernel of its own, and cuBLAS multiplies.
+Every layer normalises what it reads, so that no kernel stands between two products. For many plans that is done once by
+a kernel of its own, and cuBLAS multiplies.
 
 Products read bf16 or fp16: what autocast says, and fp16 in the place of TF32, whose mantissa has as many bits.
 """
@@ -155,8 +155,8 @@ class Layers:
         return found
 
     def __call__(self, x: Tensor, *, drawn: Tensor | None = None, rewards: int = 0) -> Tensor:
-        """States `[S, R, W]` to `[J, R, outputs]`: every network's own, or, of `drawn` critics, rewards of all states but
-        the last and these critics of that one."""
+        """States `[1, R, W]` to `[1, R, outputs]`; of rewards and critics `[H+1, R, W]` to `[H+2, R, outputs]`: the
+        rewards of all states but the last, and two `drawn` critics of that one."""
         judges, rows = 1 if drawn is None else rewards + len(drawn), x.shape[1]
         if rows >= MANY_ROWS:
             return self._many(x, drawn, rewards, judges)

@@ -1,4 +1,4 @@
-"""When TD-MPC2's plans are scored by kernels of their own: what then runs is in `triton/plans.py`."""
+"""When TD-MPC2 plans by kernels of their own: what then runs is in `triton/plans.py` and `triton/elite.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from rl_lab.kernels import gpu
-from rl_lab.kernels.door import FastPath, is_unchanged
+from rl_lab.kernels.door import FastPath, find, is_unchanged
 
 WORKFLOW = "rl_lab.workflows.implicit_models:ImplicitModelWorkflow"
+MPPI = "rl_lab.components.planners.mppi:MPPIPlanner"
+MOST_CANDIDATES = 1024  # that one program compares
 WIDEST = 1024  # numbers of a layer that a program normalises
 
 
@@ -64,4 +66,27 @@ SCORES = FastPath(
         f"{gpu.DISTRIBUTIONS}:SquashedGaussian.sample",
         *(f"{gpu.DISTRIBUTIONS}:DiagonalGaussian.{each}" for each in ("sample", "draw")),
     ),
+)
+
+
+def fits_refit(planner: Any, plans: Tensor, scores: Tensor, least: Tensor | None) -> bool:
+    return (
+        gpu.on_gpu(plans)
+        and least is None
+        and plans.shape[1] <= MOST_CANDIDATES
+        and plans.dtype is scores.dtype is torch.float32
+        and not torch.is_grad_enabled()
+        and is_unchanged(planner, MPPI, "weights", "bounded")
+    )
+
+
+def refit(planner: Any, plans: Tensor, scores: Tensor, least: Tensor | None) -> Any:
+    """Bounds that change while a run goes on are left to the formula."""
+    return find("rl_lab.components.planners.mppi:Elite")(*gpu.kernel("elite:refit")(planner, plans, scores))
+
+
+REFIT = FastPath(
+    run=refit,
+    fits=fits_refit,
+    formulas=(f"{MPPI}.refit", f"{MPPI}.weights", f"{MPPI}.bounded", "rl_lab.components.planners.plan:best_of"),
 )

@@ -14,9 +14,11 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1", allow_module_level=True)
 
+from rl_lab.components.planners.mppi import MPPIPlanner
 from rl_lab.kernels import door, gpu
 from rl_lab.kernels.triton import plans as kernels
 from rl_lab.types import ArraySpec
+from tests.kernels.kernel_harness import Call, Inputs, Variant, check
 from tests.kernels.test_gpu_paths import shaken
 from tests.workflows.test_tdmpc2 import make
 
@@ -112,3 +114,49 @@ def test_products_read_what_autocast_says_or_fp16_for_tf32(monkeypatch: pytest.M
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
     assert kernels.product_dtype() is torch.bfloat16
+
+
+def refit_call(inputs: Inputs, *, scale: float = 3.0) -> Call:
+    planner = MPPIPlanner(candidates=37, best=7, iterations=1)
+    scores = inputs.normal(37, scale=scale)
+    return Call(planner.refit, [inputs.normal(37, 3, 13).clamp(-1.0, 1.0), scores, None])  # 39 numbers: two programs
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *(Variant(rows=rows) for rows in (1, 3)),
+        *(Variant(rows=2, layout=layout) for layout in ("strided", "transposed")),
+        Variant(rows=2, values="saturated"),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_the_best_plans(variant: Variant) -> None:
+    check("rl_lab.kernels.gpu_plans:REFIT", refit_call, variant)
+
+
+@torch.no_grad()
+def test_scores_that_are_no_numbers_count_as_zero_and_infinite_ones_as_largest() -> None:
+    planner, plans = MPPIPlanner(candidates=8, best=4), torch.rand(1, 8, 3, 2)
+    for scores in (
+        [-1.0, torch.nan, -3.0, 2.0, -4.0, -5.0, -6.0, 1.0],
+        [torch.inf, -torch.inf, *[0.5 + i for i in range(6)]],
+    ):
+        call = lambda inputs, scores=scores: Call(planner.refit, [plans, torch.tensor([scores]), None])  # noqa: E731
+        check("rl_lab.kernels.gpu_plans:REFIT", call, Variant(rows=1))
+
+
+@torch.no_grad()
+def test_as_many_candidates_as_are_kept_and_all_equally_good() -> None:
+    planner, plans = MPPIPlanner(candidates=5, best=5), torch.rand(2, 5, 3, 2)
+    best, weights, mean, _ = planner.refit(plans, torch.zeros(2, 5), None)
+    assert torch.equal(best, plans) and weights.tolist() == [[pytest.approx(0.2)] * 5] * 2
+    torch.testing.assert_close(mean, plans.mean(dim=1))
+
+
+@torch.no_grad()
+def test_bounds_of_a_schedule_run_as_they_are_written() -> None:
+    planner, plans, scores = MPPIPlanner(candidates=8, best=4), torch.rand(1, 8, 3, 2), torch.rand(1, 8)
+    call = lambda inputs: Call(planner.refit, [plans, scores, torch.tensor(0.1)])  # noqa: E731
+    check("rl_lab.kernels.gpu_plans:REFIT", call, Variant(rows=1), is_used=False)

@@ -26,46 +26,65 @@ def fits_mlp(mlp: Any) -> bool:
     )
 
 
-def fits_scores(workflow: Any, latent: Tensor, task: Tensor | None) -> bool:
-    if not gpu.on_gpu(latent) or torch.is_grad_enabled() or task is not None or workflow.continue_head is not None:
+def has_standard_model(workflow: Any, latent: Tensor, task: Tensor | None) -> bool:
+    """Whether dynamics and policy are those the kernels know, of one task."""
+    if not gpu.on_gpu(latent) or torch.is_grad_enabled() or task is not None or latent.dim() != 2:
         return False
-    parts = {
-        "LatentDynamics": (workflow.dynamics, "forward"),
-        "ImplicitReward": (workflow.reward_head, "forward"),
-        "PolicyPrior": (workflow.actor, "forward"),
-        "CriticEnsemble": (workflow.critic, "value"),
-    }
-    if not is_unchanged(workflow, WORKFLOW, "value_of_plans", "policy_action", "masked", "discount_at") or not all(
-        is_unchanged(part, f"{gpu.IMPLICIT}:{name}", method) and fits_mlp(part.mlp)
-        for name, (part, method) in parts.items()
-    ):
-        return False
-    reward, critic, simplex = workflow.reward_head, workflow.critic, workflow.dynamics.mlp.simplex_size
+    dynamics, actor = workflow.dynamics, workflow.actor
     return (
-        workflow.dynamics.task_size == 0
+        is_unchanged(workflow, WORKFLOW, "policy_action", "masked", "discount_at")
+        and is_unchanged(dynamics, f"{gpu.IMPLICIT}:LatentDynamics", "forward")
+        and is_unchanged(actor, f"{gpu.IMPLICIT}:PolicyPrior", "forward")
+        and fits_mlp(dynamics.mlp)
+        and fits_mlp(actor.mlp)
+        and dynamics.task_size == 0
         and latent.shape[-1] % 8 == 0
-        and simplex & (simplex - 1) == 0
+        and dynamics.mlp.simplex_size & (dynamics.mlp.simplex_size - 1) == 0
+    )
+
+
+def fits_scores(workflow: Any, latent: Tensor, task: Tensor | None) -> bool:
+    if workflow.continue_head is not None or not has_standard_model(workflow, latent, task):
+        return False
+    reward, critic = workflow.reward_head, workflow.critic
+    return (
+        is_unchanged(workflow, WORKFLOW, "value_of_plans")
+        and is_unchanged(reward, f"{gpu.IMPLICIT}:ImplicitReward", "forward")
+        and is_unchanged(critic, f"{gpu.IMPLICIT}:CriticEnsemble", "value")
+        and fits_mlp(reward.mlp)
+        and fits_mlp(critic.mlp)
         and critic.members > 1
         and [each.shape[1:] for each in reward.mlp.weights] == [each.shape[1:] for each in critic.mlp.weights]
         and len(reward.bins) == len(critic.bins)  # so they are the same: bins are known from their count
     )
 
 
+def fits_proposed_plans(workflow: Any, latent: Tensor, horizon: int, task: Tensor | None = None) -> bool:
+    return has_standard_model(workflow, latent, task)
+
+
+MODEL_FORMULAS = (
+    *(f"{WORKFLOW}.{each}" for each in ("policy_action", "masked", "discount_at")),
+    *(f"{gpu.IMPLICIT}:{each}.forward" for each in ("LatentDynamics", "PolicyPrior", "NormedMLP")),
+    f"{gpu.DISTRIBUTIONS}:SquashedGaussian.sample",
+    *(f"{gpu.DISTRIBUTIONS}:DiagonalGaussian.{each}" for each in ("sample", "draw")),
+)
 SCORES = FastPath(
     run=gpu.kernel("plans:scores"),
     fits=fits_scores,
     formulas=(
         f"{WORKFLOW}.scores",
-        *(f"{WORKFLOW}.{each}" for each in ("value_of_plans", "policy_action", "masked", "discount_at")),
-        *(
-            f"{gpu.IMPLICIT}:{each}.forward"
-            for each in ("LatentDynamics", "ImplicitReward", "PolicyPrior", "NormedMLP")
-        ),
+        f"{WORKFLOW}.value_of_plans",
+        *MODEL_FORMULAS,
+        f"{gpu.IMPLICIT}:ImplicitReward.forward",
         f"{gpu.IMPLICIT}:CriticEnsemble.value",
         *(f"{gpu.TWO_HOT}:{each}.mean" for each in ("TwoHot", "SymlogTwoHot")),
-        f"{gpu.DISTRIBUTIONS}:SquashedGaussian.sample",
-        *(f"{gpu.DISTRIBUTIONS}:DiagonalGaussian.{each}" for each in ("sample", "draw")),
     ),
+)
+PROPOSED_PLANS = FastPath(
+    run=gpu.kernel("plans:proposed_plans"),
+    fits=fits_proposed_plans,
+    formulas=(f"{WORKFLOW}.proposed_plans", *MODEL_FORMULAS),
 )
 
 

@@ -160,6 +160,7 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
             Search(score, len(latent), self.action_size, latent.device, previous, proposals, explore, mask, **settings)
         )
 
+    @fast_path("rl_lab.kernels.gpu_plans:PROPOSED_PLANS")
     def proposed_plans(self, latent: Tensor, horizon: int, task: Tensor | None = None) -> Tensor:
         """`policy_plans` plans `[N, P, H, A]` in which the policy acts in latents of its own making."""
         latent = latent.unsqueeze(1).expand(-1, self.policy_plans, -1)  # [N, P, Z]

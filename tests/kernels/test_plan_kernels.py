@@ -80,6 +80,21 @@ def test_plans_promise_the_same(
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize(("count", "horizon"), [(1, 1), (2, 3)])
+@torch.no_grad()
+def test_plans_of_the_policy(count: int, horizon: int) -> None:
+    workflow = workflow_of()
+    latent, found = torch.softmax(torch.randn(count, 4, 4), dim=-1).flatten(1), []
+    door.open_door(True)
+    for is_plain in (False, True):
+        torch.manual_seed(1)
+        with door.plain_formulas() if is_plain else torch.no_grad():
+            found.append((workflow.proposed_plans(latent, horizon), torch.get_rng_state()))
+    assert "gpu_plans:PROPOSED_PLANS" in door.in_use()
+    assert torch.equal(found[0][1], found[1][1]), "the two draw different random numbers"
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=2e-2, atol=2e-2)
+
+
 def test_the_least_of_two_values() -> None:
     workflow = workflow_of()
     workflow.plan_value = "least"

@@ -70,7 +70,7 @@ def _layer(
 def _act(
     answer, noise, action, count, answer_row, action_row, lowest, half_range, A: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """tanh of a draw around the mean, from a row's `[mean, spread]` to its place in x."""
+    """tanh of a draw around the mean, from a row's `[mean, spread]` to its place in x and to that of its noise."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     row, number = place // A, place % A
@@ -78,7 +78,9 @@ def _act(
     spread = tl.load(answer + row * answer_row + A + number, mask=inside, other=0.0).to(tl.float32)
     std = tl.exp(lowest + half_range * (2.0 * tl.sigmoid(2.0 * spread)))
     drawn = mean + tl.load(noise + place, mask=inside, other=0.0) * std
-    tl.store(action + row * action_row + number, 2.0 * tl.sigmoid(2.0 * drawn) - 1.0, mask=inside)
+    taken = 2.0 * tl.sigmoid(2.0 * drawn) - 1.0
+    tl.store(noise + place, taken, mask=inside)
+    tl.store(action + row * action_row + number, taken, mask=inside)
 
 
 @triton.jit
@@ -193,32 +195,60 @@ class Layers:
         return x.add_(layers.biases[2])
 
 
-class Scores:
-    """`ImplicitModelWorkflow.value_of_plans` from latents `[N, Z]`, for plans of one horizon."""
+class Model:
+    """Dynamics and policy of a workflow: they go on from rows of states and actions `[R, Z + A]`."""
 
     def __init__(self, workflow: Any, latent: Tensor, dtype: torch.dtype) -> None:
         self.workflow, self.latent, self.dtype = workflow, latent, dtype
         self.dynamics, self.actor = (Layers([part.mlp], dtype) for part in (workflow.dynamics, workflow.actor))
+        self.latent_size, self.action_size = latent.shape[-1], workflow.action_size
+
+    def states(self, count: int, horizon: int) -> Tensor:
+        """`[horizon, N * count, Z + A]`, the first ones with the latents."""
+        Z, rows = self.latent_size, len(self.latent) * count
+        width = _eighths(Z + self.action_size)
+        x = torch.zeros(horizon, rows, width, dtype=self.dtype, device=self.latent.device)
+        x[0, :, :Z].unflatten(0, (-1, count)).copy_(self.latent.unsqueeze(1))
+        return x
+
+    def advance(self, x: Tensor, step: int) -> None:
+        """From row `step` to the latents of the next one."""
+        last = self.workflow.dynamics.mlp
+        after = self.dynamics(x[step : step + 1])  # with its bias
+        affine = (last.norm_weights[2], last.norm_biases[2])
+        normed(after, None, *affine, x[step + 1], simplex=last.simplex_size, out_row=x.shape[-1])
+
+    def act(self, x: Tensor) -> Tensor:
+        """The policy's actions `[R, A]` in states `[R, Z + A]`, which they join."""
+        answer = self.actor(x[None, :, : self.latent_size])[0]
+        taken = torch.randn(len(x), self.action_size, device=x.device)
+        lowest, highest = self.workflow.actor.log_std_bounds
+        _act[(triton.cdiv(taken.numel(), 256),)](
+            answer, taken, x[:, self.latent_size :], taken.numel(), answer.stride(0), x.stride(0), float(lowest),
+            0.5 * (highest - lowest), A=self.action_size, BLOCK=256,
+        )  # fmt: skip
+        return taken
+
+
+class Scores(Model):
+    """`ImplicitModelWorkflow.value_of_plans` from latents `[N, Z]`, for plans of one horizon."""
+
+    def __init__(self, workflow: Any, latent: Tensor, dtype: torch.dtype) -> None:
+        super().__init__(workflow, latent, dtype)
         self.judges = Layers([workflow.reward_head.mlp, workflow.critic.mlp], dtype)
-        last = workflow.dynamics.mlp
-        self.simplex, self.scale, self.shift = last.simplex_size, last.norm_weights[2], last.norm_biases[2]
         self.x = latent.new_empty(0)
 
     def __call__(self, plans: Tensor) -> Tensor:
         """Plans `[N, C, H, A]` to numbers `[N, C]`."""
         count, candidates, horizon, A = plans.shape
-        rows, Z = count * candidates, self.latent.shape[1]
+        rows, Z = count * candidates, self.latent_size
         if self.x.shape[:2] != (horizon + 1, rows):
-            self.x = torch.zeros(horizon + 1, rows, _eighths(Z + A), dtype=self.dtype, device=plans.device)
-            self.x[0, :, :Z].unflatten(0, (count, candidates)).copy_(self.latent.unsqueeze(1))
+            self.x = self.states(candidates, horizon + 1)
         x = self.x
         x[:horizon, :, Z : Z + A].copy_(plans.reshape(rows, horizon, A).transpose(0, 1))
         for step in range(horizon):
-            after = self.dynamics(x[step : step + 1])
-            normed(
-                after, None, self.scale, self.shift, x[step + 1], simplex=self.simplex, out_row=x.shape[-1]
-            )  # the bias was added to the product
-        self._act(x[horizon], Z, A)
+            self.advance(x, step)
+        self.act(x[horizon])
         drawn = torch.rand(self.workflow.critic.members, device=plans.device).argsort()[:2]
         logits, bins = self.judges(x, drawn=drawn, rewards=horizon), self.workflow.critic.bins
         totals = torch.empty(count, candidates, device=plans.device)
@@ -229,16 +259,6 @@ class Scores:
         )  # fmt: skip
         return totals
 
-    def _act(self, x: Tensor, Z: int, A: int) -> None:
-        """The policy's action in the last states `[R, Z + A]`, which it joins."""
-        answer = self.actor(x[None, :, : _eighths(Z)])[0]
-        noise = torch.randn(len(x), A, device=x.device)
-        lowest, highest = self.workflow.actor.log_std_bounds
-        _act[(triton.cdiv(noise.numel(), 256),)](
-            answer, noise, x[:, Z:], noise.numel(), answer.stride(0), x.stride(0), float(lowest),
-            0.5 * (highest - lowest), A=A, BLOCK=256,
-        )  # fmt: skip
-
 
 def _eighths(size: int) -> int:
     return (size + 7) // 8 * 8
@@ -248,3 +268,17 @@ def scores(workflow: Any, latent: Tensor, task: Tensor | None) -> Any:
     """`ImplicitModelWorkflow.scores`."""
     dtype = product_dtype()
     return NotImplemented if dtype is None else Scores(workflow, latent, dtype)
+
+
+def proposed_plans(workflow: Any, latent: Tensor, horizon: int, task: Tensor | None = None) -> Tensor:
+    """`ImplicitModelWorkflow.proposed_plans`."""
+    dtype = product_dtype()
+    if dtype is None:
+        return NotImplemented
+    model, actions = Model(workflow, latent, dtype), []
+    x = model.states(workflow.policy_plans, horizon)
+    for step in range(horizon):
+        actions.append(model.act(x[step]))
+        if step < horizon - 1:
+            model.advance(x, step)
+    return torch.stack(actions, dim=1).unflatten(0, (len(latent), workflow.policy_plans))

@@ -29,14 +29,14 @@ def _refit(
     c, d = tl.arange(0, C), tl.program_id(1) * D + tl.arange(0, D)
     is_one = c < candidates
     score = _finite(tl.load(scores + row * candidates + c, mask=is_one, other=0.0), LARGEST)
-    rank = tl.zeros([C], tl.int32)  # how many are better, or as good and before it
+    better = tl.zeros([C], tl.int32)  # how many are, or as good and before it
     for start in range(0, candidates, PART):
         other = start + tl.arange(0, PART)
         there = other < candidates
         its = _finite(tl.load(scores + row * candidates + other, mask=there, other=0.0), LARGEST)
         is_before = (its[None, :] > score[:, None]) | ((its[None, :] == score[:, None]) & (other[None, :] < c[:, None]))
-        rank += tl.sum((is_before & there[None, :]).to(tl.int32), axis=1)
-    is_best = is_one & (rank < BEST)
+        better += tl.sum((is_before & there[None, :]).to(tl.int32), axis=1)
+    is_best = is_one & (better < BEST)
     largest = tl.max(tl.where(is_best, score, -LARGEST), axis=0)
     weight = tl.where(is_best, tl.exp(temperature * score - temperature * largest), 0.0)
     weight = weight / tl.sum(weight, axis=0)
@@ -49,7 +49,7 @@ def _refit(
     std = tl.minimum(std, highest, propagate_nan=tl.PropagateNan.ALL)
     tl.store(means + row * SIZE + d, mean, mask=d < SIZE)
     tl.store(stds + row * SIZE + d, std, mask=d < SIZE)
-    place = row * BEST + rank
+    place = row * BEST + better
     tl.store(best + place[:, None] * SIZE + d[None, :], plan, mask=inside)
     if tl.program_id(1) == 0:
         tl.store(weights + place, weight, mask=is_best)

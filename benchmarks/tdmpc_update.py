@@ -3,6 +3,10 @@ long they take eagerly and as CUDA graphs, and whether both give the same losses
 
     python benchmarks/tdmpc_update.py --device cuda --json figures.json
     python benchmarks/tdmpc_update.py --device cpu --size 1m --updates 3
+    python benchmarks/tdmpc_update.py --device cuda runtime.precision=bf16 runtime.fast_paths=off
+
+As nicklashansen/tdmpc2 for DeepMind Control, in TF32 and without a head that tells when episodes end
+(`components.continue_head=null`); `--continue-head` keeps it. Other settings go last.
 
 first       the first update, with everything it compiles or records
 synced      the device is waited for after every one
@@ -59,7 +63,7 @@ def losses(workflow: Any, batches: list[Batch], updates: int) -> torch.Tensor:
     """The losses of the first updates, `[updates, losses]`."""
     torch.manual_seed(2)
     rows = [workflow.update(dict(batches[index % len(batches)]), phase=PHASE) for index in range(updates)]
-    return torch.stack([torch.stack([row[name] for name in LOSSES]) for row in rows]).cpu()
+    return torch.stack([torch.stack([row[name] for name in LOSSES if name in row]) for row in rows]).cpu()
 
 
 def planning(workflow: Any, device: str, num_envs: int) -> Callable[[int], Any]:
@@ -110,6 +114,8 @@ def measure(device: str, size: str, updates: int, batch_size: int, *words: str) 
     for capture in modes:
         workflow = make(device, size, *words, capture=capture)
         batches = make_batches(device, workflow, batch_size)
+        figures["precision"] = workflow.context.runtime.precision
+        figures["continue_head"] = workflow.continue_head is not None
         found[capture] = losses(workflow, batches, 3)
         name = "captured" if capture else "eager"
         update = lambda index: workflow.update(dict(batches[index % len(batches)]), phase=PHASE)  # noqa: B023, E731
@@ -129,9 +135,12 @@ def main() -> None:
     parser.add_argument("--size", default="5m", help="1m, 5m, 19m, 48m or 317m")
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--continue-head", action="store_true", help="with the head that tells when episodes end")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("overrides", nargs="*", help="settings such as runtime.precision=bf16")
     arguments = parser.parse_args()
-    figures = measure(arguments.device, arguments.size, arguments.updates, arguments.batch)
+    words = [*([] if arguments.continue_head else ["components.continue_head=null"]), *arguments.overrides]
+    figures = measure(arguments.device, arguments.size, arguments.updates, arguments.batch, *words)
     for name, value in figures.items():
         if isinstance(value, dict):
             print(

@@ -16,8 +16,11 @@ from torch import Tensor
 
 from rl_lab.kernels.door import FastPath, find, is_unchanged
 
-LAYERS, RSSM, LATENTS, HEADS, TWO_HOT, ENCODER, DECODER, DISTRIBUTIONS = (
-    *(f"rl_lab.components.world_model.{each}" for each in ("layers", "rssm", "latents", "heads", "two_hot")),
+LAYERS, RSSM, LATENTS, HEADS, TWO_HOT, IMPLICIT, ENCODER, DECODER, DISTRIBUTIONS = (
+    *(
+        f"rl_lab.components.world_model.{each}"
+        for each in ("layers", "rssm", "latents", "heads", "two_hot", "implicit")
+    ),
     *(f"rl_lab.components.{each}" for each in ("world_model.encoder", "world_model.decoder", "heads.distributions")),
 )
 
@@ -173,11 +176,32 @@ TWO_HOT_MEAN = FastPath(
     fits=lambda head: on_gpu(head.logits) and not (torch.is_grad_enabled() and head.logits.requires_grad),
     formulas=(f"{TWO_HOT}:TwoHot.mean",),
 )
+SYMLOG_TWO_HOT_MEAN = FastPath(
+    run=kernel("heads:symlog_mean"),
+    fits=lambda head: on_gpu(head.logits),
+    formulas=(f"{TWO_HOT}:SymlogTwoHot.mean", f"{TWO_HOT}:TwoHot.mean"),
+)
 TWO_HOT_LOSS = FastPath(
     run=kernel("heads:two_hot_loss"),
     fits=lambda head, target: on_gpu(head.logits),
     formulas=(f"{TWO_HOT}:TwoHot.loss",),
 )
+
+# --- TD-MPC2's networks ---------------------------------------------------------------------------
+
+WIDEST_NORMED = 4096  # numbers of a row that a program holds
+
+
+def fits_normed_mlp(mlp: Any, inputs: Tensor, **settings: Any) -> bool:
+    simplex = mlp.simplex_size or 1
+    return (
+        on_gpu(inputs)
+        and simplex & (simplex - 1) == 0
+        and all(scale.shape[-1] <= WIDEST_NORMED and scale.dtype is torch.float32 for scale in mlp.norm_weights)
+    )
+
+
+NORMED_MLP = FastPath(run=kernel("normed:forward"), fits=fits_normed_mlp, formulas=(f"{IMPLICIT}:NormedMLP.forward",))
 
 # --- images ---------------------------------------------------------------------------------------
 

@@ -19,7 +19,12 @@ from rl_lab.training.capture import CapturedMethod, CudaGraphs, GraphBackend
 from rl_lab.types import Batch, ConfigError, did_you_mean
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS: dict[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,  # stored; products round what they read to 10 bits of mantissa
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -51,6 +56,7 @@ class Runtime:
                 "runtime precision: fp16 needs a GPU and the device is cpu. Write precision: bf16 or fp32."
             )
         self.precision = precision
+        self._set_products()
         self.compiles = compile
         self.wants_capture = capture is True
         self.graphs: GraphBackend | None = CudaGraphs(self.device) if self._captures(capture) else None
@@ -66,8 +72,8 @@ class Runtime:
             keep_freed_memory()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Around forward passes: the chosen precision; with fp32, nothing."""
-        if self.precision == "fp32":
+        """Around forward passes: the chosen precision; with fp32 and tf32, nothing."""
+        if PRECISIONS[self.precision] is torch.float32:
             return self._no_context
         return torch.autocast(self.device.type, dtype=PRECISIONS[self.precision])
 
@@ -147,6 +153,12 @@ class Runtime:
                 "update. Write precision: bf16, or capture: false."
             )
         return bool(capture) and self.device.type == "cuda" and self.precision != "fp16"
+
+    def _set_products(self) -> None:
+        """Whether a GPU's tensor cores take products of fp32. Torch has them on for convolutions, off for matrices."""
+        if self.device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
+            torch.backends.cudnn.allow_tf32 = True
 
     def _set_threads(self, threads: int | str) -> int:
         count = thread_count(threads, self.device)

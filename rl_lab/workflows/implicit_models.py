@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.components.planners.plan import Plan, Search
+from rl_lab.kernels.door import fast_path
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, WorldModelWorkflow, named
@@ -151,10 +152,7 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
     ) -> Plan:
         """The planner's plans from latents `[N, Z]`, some of its candidates being the policy's."""
         assert self.planner is not None
-
-        def score(plans: Tensor) -> Tensor:
-            return self.value_of_plans(latent, plans, task)
-
+        score = self.scores(latent, task)
         horizon = settings.get("horizon") or self.planner.horizon
         proposals = self.proposed_plans(latent, horizon, task) if self.policy_plans else None
         mask = None if self.action_masks is None or task is None else self.action_masks[task]
@@ -162,6 +160,7 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
             Search(score, len(latent), self.action_size, latent.device, previous, proposals, explore, mask, **settings)
         )
 
+    @fast_path("rl_lab.kernels.gpu_plans:PROPOSED_PLANS")
     def proposed_plans(self, latent: Tensor, horizon: int, task: Tensor | None = None) -> Tensor:
         """`policy_plans` plans `[N, P, H, A]` in which the policy acts in latents of its own making."""
         latent = latent.unsqueeze(1).expand(-1, self.policy_plans, -1)  # [N, P, Z]
@@ -170,6 +169,11 @@ class ImplicitModelWorkflow(WorldModelWorkflow):
             actions.append(self.policy_action(latent, task))
             latent = self.dynamics(latent, actions[-1]) if step < horizon - 1 else latent
         return torch.stack(actions, dim=2)
+
+    @fast_path("rl_lab.kernels.gpu_plans:SCORES")
+    def scores(self, latent: Tensor, task: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """What tells the value of plans from these latents."""
+        return lambda plans: self.value_of_plans(latent, plans, task)
 
     def value_of_plans(self, latent: Tensor, plans: Tensor, task: Tensor | None = None) -> Tensor:
         """What plans `[N, C, H, A]` promise `[N, C]`: discounted rewards and, for what follows, the policy's value.

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from rl_lab.components.world_model.decoder import DoublingCNN
 from rl_lab.components.world_model.encoder import HalvingCNN
 from rl_lab.components.world_model.heads import LatentActor, ScalarHead
+from rl_lab.components.world_model.implicit import NormedMLP
 from rl_lab.components.world_model.latents import CategoricalLatent
 from rl_lab.components.world_model.layers import Layer
 from rl_lab.components.world_model.rssm import RSSM, Decisions
+from rl_lab.components.world_model.two_hot import SymlogTwoHot, symlog_bins
 from rl_lab.kernels import door
 from rl_lab.types import ActionSpec
 from tests.kernels.kernel_harness import tensors_in
@@ -32,11 +34,14 @@ def cases() -> list[Case]:
     torch.manual_seed(0)
     images = torch.randint(0, 256, (16, 16, 16, 3), dtype=torch.uint8, device=DEVICE)
     rows, target = torch.randn(33, 24, device=DEVICE), torch.randn(33, device=DEVICE) * 50.0
+    bins = symlog_bins(101, largest=10.0).to(DEVICE)
     parts = {"deter": 16, "stoch_size": 8, "units": 16, "blocks": 8}
     return [
         ("LAYER", Layer(24, 48), lambda layer: layer(rows)),
         ("TWO_HOT_LOSS", ScalarHead(input_size=24, units=16), lambda head: head(rows).loss(target)),
         ("TWO_HOT_MEAN", ScalarHead(input_size=24, units=16, output_scale=1.0), lambda head: no_grad(head, rows)),
+        ("NORMED_MLP", NormedMLP(24, [48], 16, simplex_size=8, members=2), lambda mlp: mlp(rows)),
+        ("SYMLOG_TWO_HOT_MEAN", NormedMLP(24, [48], 101), lambda mlp: SymlogTwoHot(mlp(rows) * 9.0, bins).mean()),
         ("ENCODE_IMAGES", HalvingCNN((16, 16, 3), **IMAGES), lambda encoder: encoder(images)),
         ("IMAGE_ERROR", DoublingCNN((16, 16, 3), **parts, **IMAGES), lambda decoder: decoder.error(rows[:16], images)),
     ]
@@ -62,7 +67,13 @@ def results(part: nn.Module, call: Callable[[Any], Any], *, is_plain: bool, prec
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["LAYER", "TWO_HOT_LOSS", "TWO_HOT_MEAN", "ENCODE_IMAGES", "IMAGE_ERROR"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("LAYER", "TWO_HOT_LOSS", "TWO_HOT_MEAN", "NORMED_MLP", "SYMLOG_TWO_HOT_MEAN", "ENCODE_IMAGES"),
+        "IMAGE_ERROR",
+    ],
+)
 def test_layers_heads_and_images(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     part, call = next((part.to(DEVICE), call) for case, part, call in cases() if case == name)

@@ -43,6 +43,29 @@ def test_bf16_autocasts() -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
+def test_tf32_changes_nothing_on_a_cpu() -> None:
+    runtime, before = Runtime(device="cpu", precision="tf32"), torch.backends.cuda.matmul.allow_tf32
+    with runtime.autocast():
+        assert not torch.is_autocast_enabled("cpu")
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    assert torch.backends.cuda.matmul.allow_tf32 is before
+
+
+def test_tf32_is_off_again_for_the_next_run_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    runtime = Runtime(device="cpu", precision="tf32")
+    monkeypatch.setattr(runtime, "device", torch.device("cuda"))
+    try:
+        runtime._set_products()
+        assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+        for precision in ("bf16", "fp32"):
+            runtime.precision = precision
+            runtime._set_products()
+            assert not torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
 def test_auto_threads_on_cpu_is_one() -> None:
     assert Runtime(device="cpu").threads == torch.get_num_threads() == 1
     assert Runtime(device="cpu", threads=2).threads == torch.get_num_threads() == 2

@@ -54,6 +54,22 @@ def rows_of(observation: dict[str, ArraySpec] = VECTOR, size: int = 5) -> Batch:
     return {key: values[:, :4] for key, values in random_rows(observation, CONTINUOUS, size=size).items()}
 
 
+def test_only_the_two_critics_that_were_drawn_are_asked() -> None:
+    workflow, _ = make(overrides=("controllers.critic.members=5",))
+    critic, latent, action = workflow.critic, torch.rand(3, 4, 16), torch.rand(3, 4, 2)
+    with torch.no_grad():
+        critic.mlp.weights[-1].normal_()  # type: ignore[attr-defined]
+        torch.manual_seed(0)
+        least = critic.value(latent, action, of_two="least")
+        torch.manual_seed(0)
+        drawn = torch.rand(5).argsort()[:2]
+        torch.testing.assert_close(least, critic(latent, action).mean()[drawn].amin(dim=0))
+        for index in set(range(5)) - set(drawn.tolist()):
+            critic.mlp.weights[0][index] = torch.nan  # type: ignore[attr-defined]
+        torch.manual_seed(0)
+        assert torch.equal(critic.value(latent, action, of_two="least"), least)
+
+
 # --- planning ----------------------------------------------------------------------------------
 
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from rl_lab.components.planners.plan import Plan, Search, best_of, one_step_later, refuse_impossible_counts
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ConfigError
+
+
+class Elite(NamedTuple):
+    """The best plans of one iteration."""
+
+    plans: Tensor  # [N, best, H, A], the best one first
+    weights: Tensor  # [N, best]
+    mean: Tensor  # [N, H, A]
+    std: Tensor  # [N, H, A], within bounds
 
 
 class MPPIPlanner(nn.Module):
@@ -59,17 +71,24 @@ class MPPIPlanner(nn.Module):
         for _ in range(self.iterations):
             drawn = search.draw(mean, std, self.candidates - proposed.shape[1])
             plans = torch.cat((proposed, drawn), dim=1)
-            best, scores = best_of(plans, search.score(plans).nan_to_num(0.0), self.best)
-            weights = self.weights(scores)[:, :, None, None]
-            found = (weights * best).sum(dim=1)
-            spread = (weights * (best - found.unsqueeze(1)).square()).sum(dim=1).sqrt()
-            std = self.bounded(spread, search.minimum_std)
-            mean = found.lerp(mean, self.momentum) if self.momentum else found
-        action = draw_by_weight(best, weights.flatten(1))[:, 0]
+            elite = self.refit(plans, search.score(plans), search.minimum_std)
+            mean = elite.mean.lerp(mean, self.momentum) if self.momentum else elite.mean
+            std = elite.std
+        action = draw_by_weight(elite.plans, elite.weights)[:, 0]
         if search.explore:
             noise = torch.randn_like(action) if search.mask is None else torch.randn_like(action) * search.mask
             action = torch.addcmul(action, std[:, 0], noise).clamp(-1.0, 1.0)
         return Plan(action, search.whole(mean, self.horizon), std)
+
+    @fast_path("rl_lab.kernels.gpu_plans:REFIT")
+    def refit(self, plans: Tensor, scores: Tensor, least: Tensor | None) -> Elite:
+        """The best of plans `[N, C, H, A]` with scores `[N, C]`."""
+        best, scores = best_of(plans, scores.nan_to_num(0.0), self.best)
+        weights = self.weights(scores)
+        each = weights[:, :, None, None]
+        mean = (each * best).sum(dim=1)
+        spread = (each * (best - mean.unsqueeze(1)).square()).sum(dim=1).sqrt()
+        return Elite(best, weights, mean, self.bounded(spread, least))
 
     def bounded(self, std: Tensor, least: Tensor | None) -> Tensor:
         if least is None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from rl_lab.components.heads.distributions import SquashedGaussian
 from rl_lab.components.networks.observations import make_reader, module_name, selected_observation
 from rl_lab.components.world_model.two_hot import SymlogTwoHot, symlog_bins
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ActionSpec, ArraySpec, Batch, ConfigError
 
 INITIAL_STD = 0.02
@@ -76,17 +77,22 @@ class NormedMLP(nn.Module):
         if starts_at_zero:
             nn.init.zeros_(self.weights[-1])
 
-    def forward(self, inputs: Tensor, *, drop: bool = False) -> Tensor:
-        """`[..., input_size]` to `[E, ..., output_size]`."""
-        members, last = self.weights[0].shape[0], len(self.weights) - 1
-        hidden = inputs.reshape(-1, inputs.shape[-1]).expand(members, -1, -1)
-        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+    @fast_path("rl_lab.kernels.gpu:NORMED_MLP")
+    def forward(self, inputs: Tensor, *, drop: bool = False, members: Tensor | None = None) -> Tensor:
+        """`[..., input_size]` to `[E, ..., output_size]`; of all members, or of those `[E]` that are named."""
+        groups = (self.weights, self.biases, self.norm_weights, self.norm_biases)
+        weights, biases, norm_weights, norm_biases = (
+            [each if members is None else each.index_select(0, members) for each in group] for group in groups
+        )
+        last = len(weights) - 1
+        hidden = inputs.reshape(-1, inputs.shape[-1]).expand(len(weights[0]), -1, -1)
+        for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             hidden = torch.baddbmm(bias, hidden, weight)
             if index == 0 and drop and self.dropout:
                 hidden = F.dropout(hidden, self.dropout)
-            if index < len(self.norm_weights):
+            if index < len(norm_weights):
                 normed = F.layer_norm(hidden, hidden.shape[-1:])
-                hidden = torch.addcmul(self.norm_biases[index], normed, self.norm_weights[index])
+                hidden = torch.addcmul(norm_biases[index], normed, norm_weights[index])
                 hidden = simnorm(hidden, self.simplex_size) if index == last else F.mish(hidden)  # type: ignore[arg-type]
         return hidden.unflatten(1, inputs.shape[:-1])
 
@@ -262,10 +268,10 @@ class CriticEnsemble(LatentNetwork):
         return SymlogTwoHot(self.mlp(torch.cat((latent, action), dim=-1), drop=drop), self.bins)
 
     def value(self, latent: Tensor, action: Tensor, *, of_two: Literal["least", "mean"], drop: bool = False) -> Tensor:
-        """The least or the mean `[...]` of two critics drawn for this call."""
-        logits = self(latent, action, drop=drop).logits
-        drawn = torch.rand(self.members, device=logits.device).argsort()[:2]
-        values = SymlogTwoHot(logits.index_select(0, drawn), self.bins).mean()
+        """The least or the mean `[...]` of two critics drawn for this call; the others are not asked."""
+        drawn = torch.rand(self.members, device=latent.device).argsort()[:2]
+        logits = self.mlp(torch.cat((latent, action), dim=-1), drop=drop, members=drawn)
+        values = SymlogTwoHot(logits, self.bins).mean()
         return values.amin(dim=0) if of_two == "least" else values.mean(dim=0)
 
 

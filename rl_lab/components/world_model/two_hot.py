@@ -87,6 +87,7 @@ class SymlogTwoHot(TwoHot):
     """A softmax over even bins of symlog(x): the mean is taken there and brought back by symexp, so that it lies below
     that of `TwoHot` where predictions are spread (danijar/dreamerv3 at 8fa35f8, 2023: `symlog_disc`)."""
 
+    @fast_path("rl_lab.kernels.gpu:SYMLOG_TWO_HOT_MEAN")
     def mean(self) -> Tensor:
         return symexp(super().mean())
 

@@ -6,6 +6,7 @@ Two-hot heads give 255 numbers for every row of every dream. Torch passes over t
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,7 +23,26 @@ ROWS = 8  # per program of a two-hot kernel
 
 
 @triton.jit
-def _two_hot_mean(logits, bins, means, rows, K: tl.constexpr, BLOCK: tl.constexpr, R: tl.constexpr):
+def mean_of_bins(above, below, middle, size):
+    """Of logits above, below `[R, BLOCK]` (-inf: none) and in the middle `[R]`; the bins above are `size` `[BLOCK]`."""
+    largest = tl.maximum(tl.maximum(tl.max(above, axis=1), tl.max(below, axis=1)), middle)
+    above, below = tl.exp(above - largest[:, None]), tl.exp(below - largest[:, None])
+    total = tl.sum(above + below, axis=1) + tl.exp(middle - largest)
+    return tl.sum((above - below) * size[None, :], axis=1) / total
+
+
+@triton.jit
+def symexp(x):
+    size = tl.abs(x)
+    # exp(x) - 1 loses the digits of small numbers; there the series is exact to fp32.
+    grown = tl.where(size < 0.04, size * (1.0 + size * (0.5 + size * (1.0 / 6.0 + size / 24.0))), tl.exp(size) - 1.0)
+    return tl.where(x < 0.0, -grown, grown)
+
+
+@triton.jit
+def _two_hot_mean(
+    logits, bins, means, rows, K: tl.constexpr, BLOCK: tl.constexpr, R: tl.constexpr, IS_SYMLOG: tl.constexpr
+):
     row = tl.program_id(0) * R + tl.arange(0, R)
     half: tl.constexpr = K // 2
     k = tl.arange(0, BLOCK)  # bins above the middle; each is summed with its mirror image, so equal ones cancel exactly
@@ -30,11 +50,31 @@ def _two_hot_mean(logits, bins, means, rows, K: tl.constexpr, BLOCK: tl.constexp
     above = tl.load(logits + row[:, None] * K + half + 1 + k[None, :], mask=inside, other=float("-inf")).to(tl.float32)
     below = tl.load(logits + row[:, None] * K + half - 1 - k[None, :], mask=inside, other=float("-inf")).to(tl.float32)
     middle = tl.load(logits + row * K + half, mask=row < rows, other=0.0).to(tl.float32)
-    largest = tl.maximum(tl.maximum(tl.max(above, axis=1), tl.max(below, axis=1)), middle)
-    above, below = tl.exp(above - largest[:, None]), tl.exp(below - largest[:, None])
-    total = tl.sum(above + below, axis=1) + tl.exp(middle - largest)
-    size = tl.load(bins + half + 1 + k, mask=k < half, other=0.0)
-    tl.store(means + row, tl.sum((above - below) * size[None, :], axis=1) / total, mask=row < rows)
+    mean = mean_of_bins(above, below, middle, tl.load(bins + half + 1 + k, mask=k < half, other=0.0))
+    if IS_SYMLOG:
+        mean = symexp(mean)
+    tl.store(means + row, mean, mask=row < rows)
+
+
+@triton.jit
+def _symlog_mean_backward(logits, bins, gradients, result, rows, K: tl.constexpr, BLOCK: tl.constexpr, R: tl.constexpr):
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    k = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (k < K)[None, :]
+    x = tl.load(logits + row[:, None] * K + k[None, :], mask=inside, other=float("-inf")).to(tl.float32)
+    largest = tl.where(row < rows, tl.max(x, axis=1), 0.0)
+    weights = tl.exp(x - largest[:, None])
+    probs = weights / tl.where(row < rows, tl.sum(weights, axis=1), 1.0)[:, None]
+    sizes = tl.load(bins + k, mask=k < K, other=0.0)
+    # In pairs, as the formula sums them: the gradient of |mean| is 0 where the mean is exactly that.
+    mirrored = tl.load(logits + row[:, None] * K + (K - 1 - k)[None, :], mask=inside, other=float("-inf"))
+    others = tl.exp(mirrored.to(tl.float32) - largest[:, None])
+    pairs = tl.where((k < K // 2)[None, :], (weights - others) * sizes[None, :], 0.0)
+    mean = tl.sum(pairs, axis=1) / tl.where(row < rows, tl.sum(weights, axis=1), 1.0)
+    gradient = tl.load(gradients + row, mask=row < rows, other=0.0)
+    gradient = tl.where(mean == 0.0, 0.0, gradient * tl.exp(tl.abs(mean)))
+    found = probs * (sizes[None, :] - mean[:, None]) * gradient[:, None]
+    tl.store(result + row[:, None] * K + k[None, :], found, mask=inside)
 
 
 @triton.jit
@@ -83,13 +123,34 @@ def _two_hot(targets, bins, row, rows, k, K: tl.constexpr):
     return tl.where(lower, (1.0 - above)[:, None], 0.0) + tl.where(upper, above[:, None], 0.0)
 
 
-def two_hot_mean(head: Any) -> Tensor:
+def two_hot_mean(head: Any, *, is_symlog: bool = False) -> Tensor:
     """`TwoHot.mean`."""
     flat, bins = _flat(head.logits), head.bins
     means = torch.empty(head.logits.shape[:-1], device=flat.device)
     size = triton.next_power_of_2(len(bins) // 2)
-    _two_hot_mean[_grid(flat)](flat, bins, means, len(flat), K=len(bins), BLOCK=size, R=ROWS)
+    _two_hot_mean[_grid(flat)](flat, bins, means, len(flat), K=len(bins), BLOCK=size, R=ROWS, IS_SYMLOG=is_symlog)
     return means
+
+
+def symlog_mean(head: Any) -> Tensor:
+    """`SymlogTwoHot.mean`."""
+    return _SymlogMean.apply(head.logits, head.bins)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _SymlogMean(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, bins: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, bins)
+        return two_hot_mean(SimpleNamespace(logits=logits, bins=bins), is_symlog=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        logits, bins = ctx.saved_tensors
+        flat = _flat(logits)
+        result = torch.empty_like(flat)
+        _symlog_mean_backward[_grid(flat)](flat, bins, gradient.contiguous(), result, len(flat), **_sizes(bins))
+        return result.view(logits.shape), None
 
 
 def two_hot_loss(head: Any, target: Tensor) -> Tensor:

@@ -156,8 +156,7 @@ def tiles_of(layers: Sequence[nn.Linear]) -> Tiles | None:
         parts = [part for layer in layers for part in (layer.weight, layer.bias)]
         if not all(part.dtype is torch.float32 and part.is_contiguous() for part in parts):
             return None
-        made.clear()
-        made[key] = Tiles(layers)
+        made[key] = Tiles(layers)  # older ones stay: a recorded graph may read them
     return made.get(key)
 
 

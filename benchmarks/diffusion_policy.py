@@ -3,6 +3,7 @@ actions of 2 numbers): how long one plan takes with 10 DDIM steps, and one train
 network with the schedulers of diffusers, run eagerly.
 
     python benchmarks/diffusion_policy.py --device cuda --json figures.json
+    python benchmarks/diffusion_policy.py --device cuda --precision bf16
     python benchmarks/diffusion_policy.py --device cpu --plans 20 --updates 5
 
 Both sides draw the same shapes, use AdamW with the same settings and keep an average of the weights. On a GPU ours
@@ -28,6 +29,7 @@ from rl_lab.components.diffusion.schedule import DDIMSampler, SquaredCosineSched
 from rl_lab.components.diffusion.unet import ConditionalUNet
 from rl_lab.components.networks.data_range import RangeNormalizer
 from rl_lab.components.networks.encoders import ObservationEncoder
+from rl_lab.kernels.door import plain_formulas
 from rl_lab.training.optimizer import Optimizer
 from rl_lab.training.runtime import Runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, Counts, EnvSpec, Phase, Progress
@@ -40,10 +42,17 @@ PHASE = Phase("train", buffer="demonstrations", progress=Progress(run=Counts(upd
 ADAMW: dict[str, Any] = {"betas": (0.95, 0.999), "weight_decay": 1e-6}
 
 
-def make_ours(device: str, channels: tuple[int, ...], *, capture: bool | str = "auto") -> DiffusionPolicy:
+def make_ours(
+    device: str,
+    channels: tuple[int, ...],
+    *,
+    capture: bool | str = "auto",
+    precision: str = "fp32",
+    fast_paths: bool = True,
+) -> DiffusionPolicy:
     """The workflow with its parts, without an environment."""
     torch.manual_seed(0)
-    runtime = Runtime(device=device, capture=capture)
+    runtime = Runtime(device=device, capture=capture, precision=precision, fast_paths=fast_paths)
     components: dict[str, nn.Module] = {
         "normalizer": RangeNormalizer(observation=dict(SPEC.observation), action=SPEC.action),
         "encoder": ObservationEncoder(observation=dict(SPEC.observation), hidden_sizes=()),
@@ -72,7 +81,7 @@ def make_ours(device: str, channels: tuple[int, ...], *, capture: bool | str = "
 class Theirs:
     """The same network with the schedulers of diffusers, eagerly."""
 
-    def __init__(self, device: str, channels: tuple[int, ...]) -> None:
+    def __init__(self, device: str, channels: tuple[int, ...], *, precision: str = "fp32") -> None:
         from diffusers import DDIMScheduler, DDPMScheduler
 
         torch.manual_seed(0)
@@ -82,12 +91,18 @@ class Theirs:
         self.network = ConditionalUNet(input_size=OBSERVED, action=SPEC.action, channels=channels).to(device)
         self.average = copy.deepcopy(self.network).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-4, **ADAMW)
+        self.device, self.is_low = torch.device(device).type, precision == "bf16"
+
+    def predict(self, network: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.is_low), plain_formulas():
+            predicted: torch.Tensor = network(*inputs)
+        return predicted.float()
 
     def update(self, batch: Batch) -> None:
         clean = batch["action"]
         noise = torch.randn_like(clean)
         level = torch.randint(100, (len(clean),), device=clean.device)
-        predicted = self.network(self.noising.add_noise(clean, noise, level), level, batch["vector"])
+        predicted = self.predict(self.network, self.noising.add_noise(clean, noise, level), level, batch["vector"])
         self.optimizer.zero_grad()
         F.mse_loss(predicted, noise).backward()
         self.optimizer.step()
@@ -98,7 +113,7 @@ class Theirs:
     def plan(self, vector: torch.Tensor) -> torch.Tensor:
         plan = torch.randn(len(vector), PLAN, ACTIONS, device=vector.device)
         for level in self.sampling.timesteps:
-            noise = self.average(plan, level.to(vector.device).expand(len(vector)), vector)
+            noise = self.predict(self.average, plan, level.to(vector.device).expand(len(vector)), vector)
             plan = self.sampling.step(noise, level, plan).prev_sample
         return plan
 
@@ -146,13 +161,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--channels", type=int, nargs="+", default=[256, 512, 1024], help="of the U-Net")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of both sides")
     parser.add_argument("--plans", type=int, default=200, help="plans timed in a turn")
     parser.add_argument("--updates", type=int, default=100, help="updates timed in a turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
     device, channels, turns = arguments.device, tuple(arguments.channels), arguments.turns
-    ours, theirs, batch = make_ours(device, channels), Theirs(device, channels), make_batch(device)
+    ours = make_ours(device, channels, precision=arguments.precision)
+    theirs, batch = Theirs(device, channels, precision=arguments.precision), make_batch(device)
     seen = batch["vector"][:1]
 
     def learn() -> Any:
@@ -168,7 +185,9 @@ def main() -> None:
         ours_ms, theirs_ms, ratio = numbers["ours_ms"], numbers["diffusers_ms"], numbers["ratio"]
         print(f"{name}: ours {ours_ms:.2f} ms, diffusers {theirs_ms:.2f} ms, {ratio:.2f}x")
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"device": device, "channels": channels, **figures}, indent=2))
+        arguments.json.write_text(
+            json.dumps({"device": device, "channels": channels, "precision": arguments.precision, **figures}, indent=2)
+        )
 
 
 if __name__ == "__main__":

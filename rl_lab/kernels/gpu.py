@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_lab.kernels.door import FastPath, find, is_unchanged
 
@@ -23,6 +23,7 @@ LAYERS, RSSM, LATENTS, HEADS, TWO_HOT, IMPLICIT, ENCODER, DECODER, DISTRIBUTIONS
     ),
     *(f"rl_lab.components.{each}" for each in ("world_model.encoder", "world_model.decoder", "heads.distributions")),
 )
+UNET, EMBEDDING, SCHEDULE = (f"rl_lab.components.diffusion.{each}" for each in ("unet", "embedding", "schedule"))
 
 
 def on_gpu(tensor: Tensor) -> bool:
@@ -227,6 +228,101 @@ IMAGE_ERROR = FastPath(
         and has_standard_stages(network)
     ),
     formulas=(f"{DECODER}:DoublingCNN.error", f"{DECODER}:DoublingCNN.forward", f"{LAYERS}:RMSNorm.forward"),
+)
+
+# --- denoisers ------------------------------------------------------------------------------------
+
+
+def fits_unet(unet: Any, plan: Tensor, level: Tensor, features: Tensor) -> bool:
+    blocks = [block for pair in (*unet.down, unet.middle, *unet.up) for block in pair]
+    layers = [unet.last, *(layer for block in blocks for layer in (block.first, block.second))]
+    residuals = [block.residual for block in blocks if not isinstance(block.residual, nn.Identity)]
+    convolutions = [unet.output, *unet.shorten, *residuals, *(layer[0] for layer in layers)]
+    return (
+        on_gpu(plan)
+        and plan.dtype is torch.float32
+        and all(is_unchanged(block, f"{UNET}:FiLMBlock", "forward") for block in blocks)
+        and all(is_standard_convolution(each, "Conv1d") for each in convolutions)
+        and all(is_standard_convolution(each, "ConvTranspose1d") for each in unet.lengthen)
+        and all(is_norm_mish(layer) for layer in layers)
+        and all(is_mish_linear(block.film) for block in blocks)
+        and is_unchanged(unet.level, f"{EMBEDDING}:LevelEmbedding", "forward")
+        and is_unchanged(unet.level.layers, "torch.nn:Sequential", "forward")
+        and is_unchanged(unet.level.layers[0], "torch.nn:Linear", "forward")
+        and is_mish_linear(unet.level.layers[1:])
+        and Taps.of(unet.output) == (1, 1, 0)
+    )
+
+
+class Taps(NamedTuple):
+    """How a convolution goes over the steps of a plan."""
+
+    number: int
+    stride: int
+    padding: int
+
+    @staticmethod
+    def of(layer: Any) -> Taps:
+        return Taps(layer.kernel_size[0], layer.stride[0], layer.padding[0])
+
+    def after(self, length: int) -> int:
+        """How many steps a convolution leaves."""
+        return (length + 2 * self.padding - self.number) // self.stride + 1
+
+    def before(self, length: int) -> int:
+        """How many steps a transposed one makes."""
+        return (length - 1) * self.stride - 2 * self.padding + self.number
+
+
+def is_standard_convolution(layer: Any, kind: str) -> bool:
+    methods = ("forward", "_conv_forward") if kind == "Conv1d" else ("forward", "_output_padding")
+    return (
+        is_unchanged(layer, f"torch.nn:{kind}", *methods)
+        and (layer.groups, layer.dilation, layer.output_padding, layer.padding_mode) == (1, (1,), (0,), "zeros")
+        and layer.bias is not None
+        and not isinstance(layer.padding, str)
+    )
+
+
+def is_norm_mish(layer: Any) -> bool:
+    """Whether a layer is a convolution, a group norm and Mish."""
+    return (
+        len(layer) == 3
+        and is_unchanged(layer, "torch.nn:Sequential", "forward")
+        and is_unchanged(layer[1], "torch.nn:GroupNorm", "forward")
+        and is_unchanged(layer[2], "torch.nn:Mish", "forward")
+        and layer[1].weight is not None
+    )
+
+
+def is_mish_linear(layer: Any) -> bool:
+    return (
+        len(layer) == 2
+        and is_unchanged(layer, "torch.nn:Sequential", "forward")
+        and is_unchanged(layer[0], "torch.nn:Mish", "forward")
+        and is_unchanged(layer[1], "torch.nn:Linear", "forward")
+        and layer[1].bias is not None
+    )
+
+
+UNET_FORWARD = FastPath(
+    run=kernel("unet:forward"),
+    fits=fits_unet,
+    formulas=(f"{UNET}:ConditionalUNet.forward", f"{UNET}:FiLMBlock.forward", f"{EMBEDDING}:LevelEmbedding.forward"),
+)
+DDIM_STEP = FastPath(
+    run=kernel("unet:ddim_step"),
+    fits=lambda sampler, schedule, noisy, noise, level, after: (
+        on_gpu(noisy)
+        and not torch.is_grad_enabled()
+        and noisy.dtype is noise.dtype is torch.float32
+        and is_unchanged(schedule, f"{SCHEDULE}:SquaredCosineSchedule", "remove_noise", "kept_at")
+    ),
+    formulas=(
+        f"{SCHEDULE}:DDIMSampler.step",
+        f"{SCHEDULE}:SquaredCosineSchedule.remove_noise",
+        f"{SCHEDULE}:SquaredCosineSchedule.kept_at",
+    ),
 )
 
 # --- the optimiser --------------------------------------------------------------------------------

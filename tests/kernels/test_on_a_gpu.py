@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rl_lab.components.diffusion.unet import ConditionalUNet
 from rl_lab.components.world_model.decoder import DoublingCNN
 from rl_lab.components.world_model.encoder import HalvingCNN
 from rl_lab.components.world_model.heads import LatentActor, ScalarHead
@@ -112,3 +113,22 @@ def test_a_sequence_and_a_dream(rows: int) -> None:
         assert f"gpu:{name}" in door.in_use()
         for ours, theirs in zip(fast, results(rssm, call, is_plain=True, precision="fp32"), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_unet_over_plans(rows: int, precision: str) -> None:
+    torch.manual_seed(0)
+    unet = ConditionalUNet(input_size=5, action=ActionSpec("continuous", (2,)), channels=(64, 128), level_size=32)
+    unet, plan, seen = unet.to(DEVICE), torch.randn(rows, 16, 2, device=DEVICE), torch.randn(rows, 2, 5, device=DEVICE)
+    level = torch.randint(100, (rows,), device=DEVICE)
+    for learns in (True, False):
+        door.open_door(True)
+        with torch.set_grad_enabled(learns):
+            fast = results(unet, lambda unet: unet(plan, level, seen), is_plain=False, precision=precision)
+            assert "gpu:UNET_FORWARD" in door.in_use()
+            plain = results(unet, lambda unet: unet(plan, level, seen), is_plain=True, precision=precision)
+        for ours, theirs in zip(fast, plain, strict=True):
+            assert (
+                float((ours - theirs).norm()) <= (0.02 if precision == "fp32" else 0.15) * float(theirs.norm()) + 1e-4
+            )

@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ConfigError
 
 MOST_NOISE = 0.999  # of one level: the last one of the cosine would take everything, and a division by 0 would follow
@@ -120,6 +121,7 @@ class DDIMSampler(_Sampler):
     def __init__(self, *, steps: int = 10) -> None:
         super().__init__(steps=steps)
 
+    @fast_path("rl_lab.kernels.gpu:DDIM_STEP")
     def step(self, schedule: SquaredCosineSchedule, noisy: Tensor, noise: Tensor, level: int, after: int) -> Tensor:
         """Noisy plans `[B, T, A]` and the noise predicted in them, to plans at the level `after`."""
         clean, kept_after = schedule.remove_noise(noisy, noise, level), schedule.kept_at(after)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.diffusion.embedding import LevelEmbedding, action_size
+from rl_lab.kernels.door import fast_path
 from rl_lab.types import ActionSpec, ConfigError
 
 
@@ -57,6 +58,7 @@ class ConditionalUNet(nn.Module):
         self.last = convolution(widths[0], widths[0], kernel_size, groups)
         self.output = nn.Conv1d(widths[0], actions, 1)
 
+    @fast_path("rl_lab.kernels.gpu:UNET_FORWARD")
     def forward(self, plan: Tensor, level: Tensor, features: Tensor) -> Tensor:
         """Plans `[B, T, A]`, their levels `[B]` and features `[B, observation_steps, F]` to noise `[B, T, A]`."""
         condition = torch.cat((self.level(level), features.flatten(1)), dim=-1)

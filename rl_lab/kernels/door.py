@@ -18,7 +18,8 @@ After a change that is meant: change the fast version too, run `pytest tests/ker
 `python -m rl_lab.kernels.door` records the digests anew. Code outside this package hands its digests to `FastPath`
 itself; `digest(formula)` computes them.
 
-`runtime.fast_paths=off` runs every formula as it is written.
+`runtime.fast_paths=off` runs every formula as it is written. A kernel that only Triton's interpreter has seen is not
+`is_measured`: it is used with `runtime.fast_paths=all`, until a GPU has confirmed its results and its gain.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class FastPath:
     formulas: tuple[str, ...]  # `module:qualname` of what it stands for
     fits: Callable[..., bool] | None = None  # asked first, where that is cheaper than beginning
     digests: tuple[str, ...] = ()  # one per formula; empty: those of this package, in digests.json
+    is_measured: bool = True  # False: used where `runtime.fast_paths=all` asks for it
 
 
 class _Door:
@@ -60,6 +62,7 @@ class _Door:
 
     def __init__(self) -> None:
         self.is_open = True
+        self.takes_unmeasured = False
         self.in_use: dict[str, str] = {}  # path -> the formula it stands in for
         self.edited: dict[str, str] = {}  # path -> the formula that was edited, so that the path is not used
         self.report: Report = lambda sentence, level: None
@@ -84,7 +87,9 @@ def fast_path(name: str) -> Callable[[Formula], Formula]:
                 return plain(*args, **keywords)
             if read is None or not read.still_holds():
                 found, read = _look_up(name, plain)
-            if found is None or (found.fits is not None and not found.fits(*args, **keywords)):
+            if found is None or not (found.is_measured or _door.takes_unmeasured):
+                return plain(*args, **keywords)
+            if found.fits is not None and not found.fits(*args, **keywords):
                 return plain(*args, **keywords)
             result = found.run(*args, **keywords)
             if result is NotImplemented:
@@ -112,8 +117,9 @@ def _is_transformed() -> bool:
     return bool(_transforms() is not None or _watching_modes() or _replacing_modes() or forward_ad._current_level >= 0)
 
 
-def open_door(is_open: bool) -> None:
-    """Allow fast paths in this process, or run every formula as it is written."""
+def open_door(is_open: bool, *, takes_unmeasured: bool = False) -> None:
+    """Allow fast paths in this process (also those that no GPU has measured), or run every formula as it is written."""
+    _door.takes_unmeasured = takes_unmeasured
     _door.is_open, _door.report = is_open, lambda sentence, level: None
     _door.in_use.clear()
 

@@ -181,6 +181,7 @@ SYMLOG_TWO_HOT_MEAN = FastPath(
     run=kernel("heads:symlog_mean"),
     fits=lambda head: on_gpu(head.logits),
     formulas=(f"{TWO_HOT}:SymlogTwoHot.mean", f"{TWO_HOT}:TwoHot.mean"),
+    is_measured=False,
 )
 TWO_HOT_LOSS = FastPath(
     run=kernel("heads:two_hot_loss"),
@@ -202,7 +203,9 @@ def fits_normed_mlp(mlp: Any, inputs: Tensor, **settings: Any) -> bool:
     )
 
 
-NORMED_MLP = FastPath(run=kernel("normed:forward"), fits=fits_normed_mlp, formulas=(f"{IMPLICIT}:NormedMLP.forward",))
+NORMED_MLP = FastPath(
+    run=kernel("normed:forward"), fits=fits_normed_mlp, formulas=(f"{IMPLICIT}:NormedMLP.forward",), is_measured=False
+)
 
 # --- images ---------------------------------------------------------------------------------------
 
@@ -309,6 +312,7 @@ UNET_FORWARD = FastPath(
     run=kernel("unet:forward"),
     fits=fits_unet,
     formulas=(f"{UNET}:ConditionalUNet.forward", f"{UNET}:FiLMBlock.forward", f"{EMBEDDING}:LevelEmbedding.forward"),
+    is_measured=False,
 )
 DDIM_STEP = FastPath(
     run=kernel("unet:ddim_step"),
@@ -323,6 +327,7 @@ DDIM_STEP = FastPath(
         f"{SCHEDULE}:SquaredCosineSchedule.remove_noise",
         f"{SCHEDULE}:SquaredCosineSchedule.kept_at",
     ),
+    is_measured=False,
 )
 
 # --- the optimiser --------------------------------------------------------------------------------

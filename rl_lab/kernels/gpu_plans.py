@@ -80,11 +80,13 @@ SCORES = FastPath(
         f"{gpu.IMPLICIT}:CriticEnsemble.value",
         *(f"{gpu.TWO_HOT}:{each}.mean" for each in ("TwoHot", "SymlogTwoHot")),
     ),
+    is_measured=False,
 )
 PROPOSED_PLANS = FastPath(
     run=gpu.kernel("plans:proposed_plans"),
     fits=fits_proposed_plans,
     formulas=(f"{WORKFLOW}.proposed_plans", *MODEL_FORMULAS),
+    is_measured=False,
 )
 
 
@@ -108,4 +110,5 @@ REFIT = FastPath(
     run=refit,
     fits=fits_refit,
     formulas=(f"{MPPI}.refit", f"{MPPI}.weights", f"{MPPI}.bounded", "rl_lab.components.planners.plan:best_of"),
+    is_measured=False,
 )

@@ -64,7 +64,7 @@ class Runtime:
         self._numbers: dict[str, tuple[float, Tensor]] = {}  # the newest value of each name, and its tensor
         self.threads = self._set_threads(threads)
         self.fast_paths = _is_on(fast_paths)
-        open_door(self.fast_paths)
+        open_door(self.fast_paths, takes_unmeasured=fast_paths == "all")
         self.deterministic = deterministic
         self._set_determinism()
         self._no_context: AbstractContextManager[None] = nullcontext()
@@ -192,9 +192,9 @@ def thread_count(threads: int | str, device: torch.device) -> int:
 
 
 def _is_on(fast_paths: bool | str) -> bool:
-    choices: dict[bool | str, bool] = {True: True, "on": True, False: False, "off": False}
+    choices: dict[bool | str, bool] = {True: True, "on": True, "all": True, False: False, "off": False}
     if fast_paths not in choices:
-        raise ConfigError(f"runtime fast_paths: {fast_paths!r}; allowed: on, off. Write fast_paths: on.")
+        raise ConfigError(f"runtime fast_paths: {fast_paths!r}; allowed: on, all, off. Write fast_paths: on.")
     return choices[fast_paths]
 
 

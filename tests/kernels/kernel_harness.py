@@ -169,7 +169,7 @@ def check(
     is_used: bool = True,
 ) -> None:
     """The fast path `name` equals its formula; `is_used` says whether it should have been taken for this variant."""
-    door.open_door(True)
+    door.open_door(True, takes_unmeasured=True)
     fast = run(make(Inputs(variant, seed)), plain=False, seed=seed)
     assert (name.removeprefix("rl_lab.kernels.") in door.in_use()) == is_used, f"{door.in_use()}, {door._door.edited}"
     plain = run(make(Inputs(variant, seed)), plain=True, seed=seed)

@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_lab.kernels import digest, door
+from rl_lab.training.runtime import Runtime
 
 FORMULA = '''
 """A formula and a helper."""
@@ -88,6 +90,16 @@ def test_the_fast_version_runs_where_it_fits_and_says_so_once(recorded: ModuleTy
     assert heard == [("detail", "plain_fast:DOUBLE is used for Loss.__call__ (runtime.fast_paths).")]
     assert door.in_use() == {"plain_fast:DOUBLE": "Loss.__call__"}
     assert recorded.Loss.__call__.plain(loss, 3) == 6.0
+
+
+def test_a_version_that_no_gpu_has_measured_is_asked_for(recorded: ModuleType, heard: list) -> None:
+    fast = importlib.import_module("plain_fast")
+    fast.DOUBLE = replace(fast.DOUBLE, is_measured=False)  # type: ignore[attr-defined]
+    assert recorded.Loss()(3) == 6.0 and door.in_use() == {}
+    Runtime(device="cpu", fast_paths="all")
+    assert recorded.Loss()(3) == ("fast", 6)
+    Runtime(device="cpu", fast_paths="on")
+    assert recorded.Loss()(3) == 6.0
 
 
 def test_a_closed_door_runs_formulas_as_they_are_written(recorded: ModuleType, heard: list) -> None:

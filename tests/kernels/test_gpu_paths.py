@@ -48,7 +48,7 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def everything_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "on_gpu", lambda tensor: True)
     yield
-    door.open_door(True)
+    door.open_door(True, takes_unmeasured=True)
 
 
 def shaken(part: Any, seed: int = 0) -> Any:

@@ -78,7 +78,7 @@ def results(part: nn.Module, call: Callable[[Any], Any], *, is_plain: bool, prec
 def test_layers_heads_and_images(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     part, call = next((part.to(DEVICE), call) for case, part, call in cases() if case == name)
-    door.open_door(True)
+    door.open_door(True, takes_unmeasured=True)
     fast = results(part, call, is_plain=False, precision=precision)
     assert f"gpu:{name}" in door.in_use()
     plain = results(part, call, is_plain=True, precision=precision)
@@ -108,7 +108,7 @@ def test_a_sequence_and_a_dream(rows: int) -> None:
         return model.imagine(model.initial_state(rows, torch.device(DEVICE)), policy, 5)
 
     for name, call in (("OBSERVE_SEQUENCE", observe), ("IMAGINE", imagine)):
-        door.open_door(True)
+        door.open_door(True, takes_unmeasured=True)
         fast = results(rssm, call, is_plain=False, precision="fp32")
         assert f"gpu:{name}" in door.in_use()
         for ours, theirs in zip(fast, results(rssm, call, is_plain=True, precision="fp32"), strict=True):
@@ -123,7 +123,7 @@ def test_a_unet_over_plans(rows: int, precision: str) -> None:
     unet, plan, seen = unet.to(DEVICE), torch.randn(rows, 16, 2, device=DEVICE), torch.randn(rows, 2, 5, device=DEVICE)
     level = torch.randint(100, (rows,), device=DEVICE)
     for learns in (True, False):
-        door.open_door(True)
+        door.open_door(True, takes_unmeasured=True)
         with torch.set_grad_enabled(learns):
             fast = results(unet, lambda unet: unet(plan, level, seen), is_plain=False, precision=precision)
             assert "gpu:UNET_FORWARD" in door.in_use()

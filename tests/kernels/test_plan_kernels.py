@@ -35,13 +35,14 @@ OTHERS = {
 def everything_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(kernels, "product_dtype", lambda: torch.float16)
+    door.open_door(True, takes_unmeasured=True)
     yield
-    door.open_door(True)
+    door.open_door(True, takes_unmeasured=True)
 
 
 def workflow_of(settings: tuple[str, ...] = SETTINGS) -> Any:
     """With weights and biases that all matter, and values of some size."""
-    workflow, _ = make({"vector": ArraySpec((3,), "float32")}, overrides=settings)
+    workflow, _ = make({"vector": ArraySpec((3,), "float32")}, overrides=(*settings, "runtime.fast_paths=all"))
     for number, part in enumerate((workflow.dynamics, workflow.reward_head, workflow.critic, workflow.actor)):
         shaken(part, number)
     return workflow
@@ -69,7 +70,7 @@ def test_plans_promise_the_same(
     latent = torch.softmax(torch.randn(count, 4, 4), dim=-1).flatten(1)
     plans = torch.rand(count, horizon, 2, candidates).permute(0, 3, 1, 2) * 2.0 - 1.0  # not as they lie in memory
     before = [each.clone() for each in (latent, plans, *workflow.critic.parameters())]
-    door.open_door(True)
+    door.open_door(True, takes_unmeasured=True)
     fast, plain = both(workflow, latent, plans)
     assert "gpu_plans:SCORES" in door.in_use()
     assert torch.equal(fast.pop(), plain.pop()), "the two draw different random numbers"
@@ -85,7 +86,7 @@ def test_plans_promise_the_same(
 def test_plans_of_the_policy(count: int, horizon: int) -> None:
     workflow = workflow_of()
     latent, found = torch.softmax(torch.randn(count, 4, 4), dim=-1).flatten(1), []
-    door.open_door(True)
+    door.open_door(True, takes_unmeasured=True)
     for is_plain in (False, True):
         torch.manual_seed(1)
         with door.plain_formulas() if is_plain else torch.no_grad():
@@ -113,7 +114,7 @@ def test_a_plan_with_nan_spoils_only_itself() -> None:
 @torch.no_grad()
 def test_other_models_run_as_they_are_written(settings: tuple[str, ...]) -> None:
     workflow = workflow_of(settings)
-    door.open_door(True)
+    door.open_door(True, takes_unmeasured=True)
     assert not isinstance(workflow.scores(torch.rand(1, 16), None), kernels.Scores)
 
 

@@ -35,7 +35,7 @@ PLAN = 6  # 6 and 3 steps: an odd number at the bottom
 def everything_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "on_gpu", lambda tensor: True)
     yield
-    door.open_door(True)
+    door.open_door(True, takes_unmeasured=True)
 
 
 def make_unet(**settings: Any) -> ConditionalUNet:
@@ -101,7 +101,7 @@ def test_bf16_is_as_near_to_fp32_as_its_formula(learns: bool) -> None:
 def found_by(seed: int, *, learns: bool, plain: bool, low: bool) -> list[Tensor]:
     """The result and, where it learns, all gradients."""
     call = unet_call(Inputs(Variant(rows=3), seed), learns=learns)
-    door.open_door(not plain)
+    door.open_door(not plain, takes_unmeasured=True)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low), torch.set_grad_enabled(learns):
         result = call.formula(*call.args).float()
     assert ("gpu:UNET_FORWARD" in door.in_use()) != plain
@@ -146,7 +146,7 @@ def test_a_recording_without_a_table_of_weights_needs_none(monkeypatch: pytest.M
 @torch.no_grad()
 def test_weights_that_moved_are_found() -> None:
     network, arguments = make_unet(), (torch.randn(1, PLAN, 2), torch.tensor([3]), torch.randn(1, 2, 3))
-    door.open_door(True)
+    door.open_door(True, takes_unmeasured=True)
     before = network(*arguments)
     for parameter in network.parameters():
         parameter.data = parameter.data * 1.5

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from rl_lab.components.returns.returns import lambda_return, mean, only_valid, standardize
+from rl_lab.components.returns.returns import lambda_return, mean, standardize
 from rl_lab.kernels.door import fast_path, precomputed_gradients
 from rl_lab.training.schedules import Schedule, never_negative, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
@@ -242,7 +242,9 @@ class PPO(Workflow):
         samples = {key: batch[key][:, :-1] for key in kept}
         samples |= {"log_prob": log_prob[:, :-1], "value": value, "advantage": advantage, "return": returns}
         if self.memory is None:
-            samples = only_valid(samples, valid)
+            samples = {key: rows.flatten(0, 1) for key, rows in samples.items()}
+            if len(acted := valid.flatten().nonzero()[:, 0]) < valid.numel():
+                samples = {key: rows.index_select(0, acted) for key, rows in samples.items()}
             value, returns = samples["value"], samples["return"]
         else:
             samples["valid"] = valid

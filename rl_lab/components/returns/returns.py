@@ -27,7 +27,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rl_lab.types import Batch, ConfigError
+from rl_lab.types import ConfigError
 
 
 def lambda_return(
@@ -155,12 +155,3 @@ def percentile(ordered: Tensor, percent: float) -> Tensor:
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
     return torch.lerp(ordered[below], ordered[above], position - below)
-
-
-def only_valid(samples: Batch, valid: Tensor) -> Batch:
-    """`[N, T, ...]` to `[M, ...]`: the samples that count."""
-    flat = {key: rows.flatten(0, 1) for key, rows in samples.items()}
-    indices = valid.flatten().nonzero()[:, 0]
-    if len(indices) == valid.numel():
-        return flat
-    return {key: rows.index_select(0, indices) for key, rows in flat.items()}

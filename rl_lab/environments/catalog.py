@@ -78,7 +78,7 @@ TRIED_ENVS = 8
 
 
 def missing_suites(text: str | None = None) -> list[Missing]:
-    """Suites that are not installed, each with the command that installs it; their ids may not even be registered."""
+    """Suites that are not installed, each with how it is installed; their ids may not even be registered."""
     wanted = (text or "").lower()
     found = [
         Missing(suite.name, _install(suite), ", ".join(f"{prefix}..." for prefix in suite.prefixes))
@@ -89,7 +89,7 @@ def missing_suites(text: str | None = None) -> list[Missing]:
 
 
 def how_to_install(id: str) -> str:
-    """The command that installs an environment's suite; empty where it is installed, or nothing is known of it."""
+    """How an environment's suite is installed; empty where it is installed, or nothing is known of it."""
     name = id.rpartition(":")[2]
     suite = suite_of(gym.registry[name]) if name in gym.registry else None
     suite = suite or next((each for each in SUITES if each.prefixes and name.startswith(each.prefixes)), None)
@@ -158,6 +158,8 @@ def _info(env_id: str, registered: Any, suite: Suite | None) -> EnvInfo:
 
 
 def _install(suite: Suite) -> str:
+    if suite.apart:  # installed here, it would replace what the others need
+        return suite.apart
     package = f"'rl-lab[{suite.extra}]'" if suite.extra else suite.needs
     return f"pip install {package}"
 

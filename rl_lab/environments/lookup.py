@@ -59,7 +59,8 @@ SUITES = (
         "gym_pusht",
         ("gym_pusht",),
         "gym_pusht",
-        apart="pip install rl-lab gym-pusht in a virtual environment of its own: it replaces pygame-ce.",
+        apart="pip install -c constraints.txt -e . gym-pusht in a virtual environment of its own: "
+        "it replaces pygame-ce.",
     ),
     Suite(
         "metaworld",
@@ -69,7 +70,7 @@ SUITES = (
         ("metaworld",),
         "metaworld",
         uses_mujoco=True,
-        apart="pip install rl-lab metaworld in a virtual environment of its own: it wants mujoco 3.3.0.",
+        apart="pip install -e . metaworld in a virtual environment of its own: it wants mujoco 3.3.0.",
     ),
     Suite(
         "minecraft",

@@ -266,3 +266,13 @@ def test_suites_that_are_not_installed_are_named_with_their_extra(monkeypatch: p
         "box2d": "pip install 'rl-lab[box2d]'",
     }
     assert [each.suite for each in catalog.missing_suites("ale/")] == ["atari"]
+
+
+def test_a_suite_that_lives_apart_is_not_proposed_for_this_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_is_installed", lambda suite: not suite.apart)
+    missing = {each.suite: each.install for each in catalog.missing_suites()}
+    assert set(missing) == {"push_t", "metaworld", "minecraft"}
+    ours = "in a virtual environment of its own"  # PyPI's rl-lab is another project
+    assert missing["push_t"].startswith(f"pip install -c constraints.txt -e . gym-pusht {ours}")
+    assert missing["metaworld"].startswith(f"pip install -e . metaworld {ours}")
+    assert catalog.how_to_install("gym_pusht/PushT-v0") == missing["push_t"]

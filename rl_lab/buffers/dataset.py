@@ -129,7 +129,7 @@ def open_folder(path: Path, spec: EnvSpec) -> RowSource:
     if version != SCHEMA_VERSION:
         raise ConfigError(
             f"Dataset {path} has schema version {version!r}; this RL Lab reads version {SCHEMA_VERSION}. "
-            "Upgrade with `pip install --upgrade rl-lab`, or collect it again."
+            "Take a newer RL Lab (in its checkout: `git pull`), or collect it again."
         )
     _check_keys(stored, spec, name=str(path))
     expected = {**_observation_kinds(spec), "action": (spec.action.kind, spec.action.sizes)}

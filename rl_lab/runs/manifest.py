@@ -108,7 +108,7 @@ def check_schema_version(found: Any, *, supported: int, what: str, place: str) -
     if found > supported:
         raise RunError(
             f"{place} was written by a newer RL Lab: {what} schema version {found}, this one reads up to {supported}. "
-            "Upgrade with `pip install --upgrade rl-lab`."
+            "Take a newer RL Lab (in its checkout: `git pull`)."
         )
 
 

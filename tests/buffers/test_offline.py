@@ -251,7 +251,7 @@ def test_a_damaged_description_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "data", [episode(0)]) / "dataset.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "schema_version": 2}))
-    with pytest.raises(ConfigError, match="has schema version 2; this RL Lab reads version 1. Upgrade"):
+    with pytest.raises(ConfigError, match="has schema version 2; this RL Lab reads version 1. Take a newer RL Lab"):
         open_dataset(str(tmp_path / "data"), SPEC)
 
 

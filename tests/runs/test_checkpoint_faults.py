@@ -196,7 +196,7 @@ def test_after_a_fall_back_the_damaged_one_is_replaced(store: CheckpointStore) -
 def test_a_checkpoint_of_a_newer_version_is_not_called_damaged(store: CheckpointStore) -> None:
     save(store, 1)
     edit_manifest(save(store, 2), lambda manifest: manifest.update(schema_version=99))
-    with pytest.raises(RunError, match=r"written by a newer RL Lab: checkpoint schema version 99.*Upgrade") as caught:
+    with pytest.raises(RunError, match=r"written by a newer RL Lab: checkpoint schema version 99.*git pull") as caught:
         store.load_newest_valid(pytest.fail)
     assert not isinstance(caught.value, DamagedCheckpoint)
 

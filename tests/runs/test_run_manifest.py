@@ -104,7 +104,7 @@ def test_a_future_schema_asks_for_an_upgrade(make_run: Callable[..., RunDirector
         with pytest.raises(RunError) as caught:
             run.read_manifest()
         assert f"newer RL Lab: {what} schema version {version + 1}, this one reads up to {version}" in str(caught.value)
-        assert "`pip install --upgrade rl-lab`" in str(caught.value)
+        assert "`git pull`" in str(caught.value)
         assert str(run.manifest_path) in str(caught.value)
         run.write_manifest({"config_schema_version": 1, "checkpoint_schema_version": 1})
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_time_is_refused_with_what_to_do() -> None:
     with pytest.raises(RunError, match=r"checkpoint has schema version 0 and this RL Lab no longer upgrades version 0"):
         migrate_checkpoint({"schema_version": 0})
     with pytest.raises(
-        RunError, match=r"written by a newer RL Lab: checkpoint schema version 9.*pip install --upgrade"
+        RunError, match=r"written by a newer RL Lab: checkpoint schema version 9.*git pull"
     ):
         migrate_checkpoint({"schema_version": 9})
 
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_another_time_is_refused_with_what_to_do() -> None:
 def test_a_config_that_cannot_be_migrated_says_which_step_is_missing() -> None:
     with pytest.raises(RunError, match=r"has schema version 1 and .* no longer upgrades version 2 to 3.*manifest.json"):
         migrate_config({"algorithm": {"gamma": 1}}, 1, steps={1: rename_gamma}, target=3)
-    with pytest.raises(RunError, match=r"The run's config was written by a newer RL Lab.*Upgrade"):
+    with pytest.raises(RunError, match=r"The run's config was written by a newer RL Lab.*git pull"):
         migrate_config({}, 9)
 
 

@@ -37,7 +37,7 @@ BINS = symlog_bins(101, largest=10.0)
 def everything_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "on_gpu", lambda tensor: True)
     yield
-    door.open_door(True, takes_unmeasured=True)
+    door.open_door(True)
 
 
 def mlp_call(inputs: Inputs, *, style: str, members: Tensor | None = None) -> Call:

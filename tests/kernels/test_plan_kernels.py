@@ -37,7 +37,7 @@ def everything_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(kernels, "product_dtype", lambda: torch.float16)
     door.open_door(True, takes_unmeasured=True)
     yield
-    door.open_door(True, takes_unmeasured=True)
+    door.open_door(True)
 
 
 def workflow_of(settings: tuple[str, ...] = SETTINGS) -> Any:

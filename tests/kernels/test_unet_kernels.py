@@ -28,6 +28,10 @@ VARIANTS = [
     *(Variant(rows=2, layout=layout) for layout in ("strided", "transposed")),
     *(Variant(rows=2, values=values) for values in ("saturated", "nan")),
 ]
+FEW = [  # a backward pass through the interpreter takes seconds
+    pytest.param(variant, id=str(variant), marks=() if variant.layout == "strided" else pytest.mark.slow)
+    for variant in VARIANTS
+]
 PLAN = 6  # 6 and 3 steps: an odd number at the bottom
 
 
@@ -35,7 +39,7 @@ PLAN = 6  # 6 and 3 steps: an odd number at the bottom
 def everything_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "on_gpu", lambda tensor: True)
     yield
-    door.open_door(True, takes_unmeasured=True)
+    door.open_door(True)
 
 
 def make_unet(**settings: Any) -> ConditionalUNet:
@@ -58,7 +62,7 @@ def unet_call(inputs: Inputs, *, learns: bool = True, length: int = PLAN, **sett
 compare = partial(check, "rl_lab.kernels.gpu:UNET_FORWARD")
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", FEW)
 def test_learning(variant: Variant) -> None:
     compare(unet_call, variant, tolerance=2e-4 if variant.values == "saturated" else 5e-5)
 
@@ -81,11 +85,13 @@ def test_weights_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     compare(partial(unet_call, learns=False, kernel_size=5), Variant(rows=2), tolerance=5e-5)
 
 
+@pytest.mark.slow
 def test_other_sizes() -> None:
     settings: dict[str, Any] = {"kernel_size": 5, "groups": 1, "channels": (3, 4, 5), "length": 4}
     compare(partial(unet_call, **settings), Variant(rows=2), tolerance=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learns", [True, False])
 def test_bf16_is_as_near_to_fp32_as_its_formula(learns: bool) -> None:
     errors = {"plain": 0.0, "fast": 0.0}
@@ -108,6 +114,7 @@ def found_by(seed: int, *, learns: bool, plain: bool, low: bool) -> list[Tensor]
     return [result.detach(), *(torch.autograd.grad(result.square().sum(), call.learning()) if learns else ())]
 
 
+@pytest.mark.slow
 def test_a_frozen_network_passes_gradients_on() -> None:
     def make(inputs: Inputs) -> Call:
         call = unet_call(inputs)

@@ -159,9 +159,7 @@ def test_one_checksum_of_an_old_checkpoint_becomes_one_block_and_the_original_st
 def test_a_checkpoint_of_another_time_is_refused_with_what_to_do() -> None:
     with pytest.raises(RunError, match=r"checkpoint has schema version 0 and this RL Lab no longer upgrades version 0"):
         migrate_checkpoint({"schema_version": 0})
-    with pytest.raises(
-        RunError, match=r"written by a newer RL Lab: checkpoint schema version 9.*git pull"
-    ):
+    with pytest.raises(RunError, match=r"written by a newer RL Lab: checkpoint schema version 9.*git pull"):
         migrate_checkpoint({"schema_version": 9})
 
 

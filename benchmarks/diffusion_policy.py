@@ -3,7 +3,7 @@ actions of 2 numbers): how long one plan takes with 10 DDIM steps, and one train
 network with the schedulers of diffusers, run eagerly.
 
     python benchmarks/diffusion_policy.py --device cuda --json figures.json
-    python benchmarks/diffusion_policy.py --device cuda --precision bf16
+    python benchmarks/diffusion_policy.py --device cuda --precision bf16 --fast-paths all
     python benchmarks/diffusion_policy.py --device cpu --plans 20 --updates 5
 
 Both sides draw the same shapes, use AdamW with the same settings and keep an average of the weights. On a GPU ours
@@ -48,7 +48,7 @@ def make_ours(
     *,
     capture: bool | str = "auto",
     precision: str = "fp32",
-    fast_paths: bool = True,
+    fast_paths: bool | str = True,
 ) -> DiffusionPolicy:
     """The workflow with its parts, without an environment."""
     torch.manual_seed(0)
@@ -161,6 +161,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--channels", type=int, nargs="+", default=[256, 512, 1024], help="of the U-Net")
+    parser.add_argument(
+        "--fast-paths", choices=["on", "all", "off"], default="on", help="ours; all: unmeasured kernels too"
+    )
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of both sides")
     parser.add_argument("--plans", type=int, default=200, help="plans timed in a turn")
     parser.add_argument("--updates", type=int, default=100, help="updates timed in a turn")
@@ -168,7 +171,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
     device, channels, turns = arguments.device, tuple(arguments.channels), arguments.turns
-    ours = make_ours(device, channels, precision=arguments.precision)
+    ours = make_ours(device, channels, precision=arguments.precision, fast_paths=arguments.fast_paths)
     theirs, batch = Theirs(device, channels, precision=arguments.precision), make_batch(device)
     seen = batch["vector"][:1]
 

@@ -3,7 +3,7 @@ long they take eagerly and as CUDA graphs, and whether both give the same losses
 
     python benchmarks/tdmpc_update.py --device cuda --json figures.json
     python benchmarks/tdmpc_update.py --device cpu --size 1m --updates 3
-    python benchmarks/tdmpc_update.py --device cuda runtime.precision=bf16 runtime.fast_paths=off
+    python benchmarks/tdmpc_update.py --device cuda runtime.precision=bf16 runtime.fast_paths=all
 
 As nicklashansen/tdmpc2 for DeepMind Control, in TF32 and without a head that tells when episodes end
 (`components.continue_head=null`); `--continue-head` keeps it. Other settings go last.

@@ -34,7 +34,7 @@ MISTAKES = [
     ("train ppo_cartpole training.phases.trian.duration_steps=5", "there is no phase 'trian'. Did you mean 'train'?"),
     ("train dqn_cartpole environment.id=Pendulum-v1", "needs discrete actions, and this environment's are continuous"),
     ("train --env NoSuchEnv-v0", "environment.id 'NoSuchEnv-v0' is not registered. `rl-lab envs` lists all ids;"),
-    ("train ppo_cartpole runtime.precision=fp8", "'fp8' is not known; allowed: fp32, bf16, fp16."),
+    ("train ppo_cartpole runtime.precision=fp8", "'fp8' is not known; allowed: fp32, tf32, bf16, fp16."),
     ("train ppo_cartpole logging.rules.kl_hihg.above=1", "no rule is called 'kl_hihg'. Did you mean 'kl_high'?"),
     (
         "train PPO CartPole-v1",

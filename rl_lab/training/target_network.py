@@ -57,8 +57,6 @@ class TargetNetwork(nn.Module):
         pairs = self._followed
         if not pairs.parameters:
             pass  # nothing learns, as in an encoder that hands its input on
-        elif rate is not None and rate.is_cuda:
-            _move(pairs.parameters, pairs.their_parameters, rate)
         elif rate is not None:
             distance = torch._foreach_sub(pairs.their_parameters, pairs.parameters)
             torch._foreach_mul_(distance, rate)
@@ -76,15 +74,6 @@ class TargetNetwork(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.calls = int(state)
-
-
-def _move(parameters: list[Tensor], theirs: list[Tensor], rate: Tensor) -> None:
-    """parameters - rate * (parameters - theirs). As a step of SGD up the "gradient" `theirs`, with a decay of 1, it is
-    one kernel that reads and writes every number once; torch's lists have no lerp by one tensor."""
-    torch._fused_sgd_(
-        parameters, theirs, [], weight_decay=1.0, momentum=0.0, lr=rate, dampening=0.0, nesterov=False, maximize=True,
-        is_first_step=False,
-    )  # fmt: skip
 
 
 class _Followed:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rl_lab.training.gradients import Segments, SegmentsByMembers
-from rl_lab.training.target_network import TargetNetwork, _move, frozen
+from rl_lab.training.target_network import TargetNetwork, frozen
 from rl_lab.training.world import World
 from rl_lab.types import ConfigError
 
@@ -34,14 +34,6 @@ def test_a_soft_target_moves_by_its_rate() -> None:
     assert weight(target) == 1.75
     assert target.module.seen.item() == 4.0
     assert target(torch.ones(1)).item() == 1.75
-
-
-def test_the_one_kernel_that_moves_an_average_on_a_gpu_moves_it_as_the_formula_does() -> None:
-    average, newest = ([torch.randn(3, 5, generator=torch.Generator().manual_seed(seed))] for seed in (0, 1))
-    expected, before = average[0] + 0.3 * (newest[0] - average[0]), newest[0].clone()
-    _move(average, newest, torch.tensor(0.3))
-    torch.testing.assert_close(average[0], expected)
-    assert torch.equal(newest[0], before)
 
 
 def test_a_hard_target_copies_every_so_often() -> None:

@@ -268,7 +268,7 @@ class CriticEnsemble(LatentNetwork):
         return SymlogTwoHot(self.mlp(torch.cat((latent, action), dim=-1), drop=drop), self.bins)
 
     def value(self, latent: Tensor, action: Tensor, *, of_two: Literal["least", "mean"], drop: bool = False) -> Tensor:
-        """The least or the mean `[...]` of two critics drawn for this call; the others are not asked."""
+        """The least or the mean `[...]` of two critics drawn for this call; no other is evaluated."""
         drawn = torch.rand(self.members, device=latent.device).argsort()[:2]
         logits = self.mlp(torch.cat((latent, action), dim=-1), drop=drop, members=drawn)
         values = SymlogTwoHot(logits, self.bins).mean()

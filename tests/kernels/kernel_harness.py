@@ -188,3 +188,12 @@ def check(
         finite = theirs.float().nan_to_num(posinf=0.0, neginf=0.0).abs()
         scale = float(finite.max().clamp(min=1.0)) if finite.numel() else 1.0
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def shaken(part: Any, seed: int = 0) -> Any:
+    """With biases and norms of their own, so that each one matters."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in part.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return part

@@ -25,7 +25,7 @@ from rl_lab.components.world_model.two_hot import TwoHot, symexp_bins
 from rl_lab.kernels import door, gpu
 from rl_lab.kernels.triton import elementwise, images
 from rl_lab.types import ActionSpec
-from tests.kernels.kernel_harness import Call, Inputs, Variant, check, run, tensors_in, trusted_formulas
+from tests.kernels.kernel_harness import Call, Inputs, Variant, check, run, shaken, tensors_in, trusted_formulas
 
 VARIANTS = [  # few rows: the interpreter is slow
     *(Variant(rows=rows) for rows in (1, 2, 3, 33)),
@@ -49,15 +49,6 @@ def everything_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "on_gpu", lambda tensor: True)
     yield
     door.open_door(True, takes_unmeasured=True)
-
-
-def shaken(part: Any, seed: int = 0) -> Any:
-    """With biases and norms of their own, so that each one matters."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in part.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return part
 
 
 def made(kind: Callable[..., nn.Module], *args: Any, **keywords: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.diffusion.unet import ConditionalUNet
+from rl_lab.components.planners.mppi import MPPIPlanner
 from rl_lab.components.world_model.decoder import DoublingCNN
 from rl_lab.components.world_model.encoder import HalvingCNN
 from rl_lab.components.world_model.heads import LatentActor, ScalarHead
@@ -21,8 +22,9 @@ from rl_lab.components.world_model.layers import Layer
 from rl_lab.components.world_model.rssm import RSSM, Decisions
 from rl_lab.components.world_model.two_hot import SymlogTwoHot, symlog_bins
 from rl_lab.kernels import door
-from rl_lab.types import ActionSpec
-from tests.kernels.kernel_harness import tensors_in
+from rl_lab.types import ActionSpec, ArraySpec
+from tests.kernels.kernel_harness import shaken, tensors_in
+from tests.workflows.test_tdmpc2 import make
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -132,3 +134,38 @@ def test_a_unet_over_plans(rows: int, precision: str) -> None:
             assert (
                 float((ours - theirs).norm()) <= (0.02 if precision == "fp32" else 0.15) * float(theirs.norm()) + 1e-4
             )
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("candidates", [33, 3000])
+@torch.no_grad()
+def test_plans_of_tdmpc2(candidates: int, precision: str) -> None:
+    """Few plans are scored by a kernel per layer, many by cuBLAS and a kernel between two products."""
+    settings = ("components.continue_head=null", "controllers.critic.members=5", "runtime.device=cuda")
+    overrides = (*settings, f"runtime.precision={precision}", "runtime.capture=false", "runtime.fast_paths=all")
+    workflow: Any = make({"vector": ArraySpec((3,), "float32")}, overrides=overrides)[0]
+    for number, part in enumerate((workflow.dynamics, workflow.reward_head, workflow.critic, workflow.actor)):
+        shaken(part.cpu(), number).to(DEVICE)
+    latent = torch.softmax(torch.randn(2, 4, 4, device=DEVICE), dim=-1).flatten(1)
+    plans = torch.rand(2, candidates, 3, 2, device=DEVICE) * 2.0 - 1.0
+    found = []
+    for is_plain in (False, True):
+        torch.manual_seed(1)
+        # The formula in fp32: what it says, not what its products are rounded to.
+        with door.plain_formulas() if is_plain else workflow.context.runtime.autocast():
+            torch.backends.cuda.matmul.allow_tf32 = not is_plain and precision == "tf32"
+            scores = workflow.scores(latent, None)(plans)
+            proposed = workflow.proposed_plans(latent, 3)
+            found.append((scores, proposed))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    assert {"gpu_plans:SCORES", "gpu_plans:PROPOSED_PLANS"} <= set(door.in_use())
+    for ours, theirs in zip(*found, strict=True):
+        assert float((ours - theirs).norm()) <= (5e-3 if precision == "tf32" else 0.05) * float(theirs.norm())
+    planner = MPPIPlanner(candidates=candidates, best=7, iterations=1)
+    scores = found[1][0]
+    with door.plain_formulas():
+        elite = planner.refit(plans, scores, None)
+    if candidates <= 1024:
+        for ours, theirs in zip(planner.refit(plans, scores, None), elite, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        assert "gpu_plans:REFIT" in door.in_use()

@@ -18,8 +18,7 @@ from rl_lab.components.planners.mppi import MPPIPlanner
 from rl_lab.kernels import door, gpu
 from rl_lab.kernels.triton import plans as kernels
 from rl_lab.types import ArraySpec
-from tests.kernels.kernel_harness import Call, Inputs, Variant, check
-from tests.kernels.test_gpu_paths import shaken
+from tests.kernels.kernel_harness import Call, Inputs, Variant, check, shaken
 from tests.workflows.test_tdmpc2 import make
 
 SETTINGS = ("components.continue_head=null", "controllers.critic.members=5", "runtime.precision=tf32")

@@ -31,9 +31,22 @@ TASK = "task"  # the observation that numbers the task, where there are several
 LARGEST_SYMLOG = 10.0  # nicklashansen/tdmpc2, config.yaml: vmin -10, vmax 10
 
 
+@fast_path("rl_lab.kernels.cpu_normed:SIMNORM")
 def simnorm(values: Tensor, simplex_size: int) -> Tensor:
     """A softmax over every `simplex_size` neighbours of the last axis (arXiv:2204.00616)."""
     return torch.softmax(values.unflatten(-1, (-1, simplex_size)), dim=-1).flatten(-2)
+
+
+@fast_path("rl_lab.kernels.cpu_normed:MISH")
+def mish(values: Tensor) -> Tensor:
+    """x * tanh(log(1 + e^x)) (arXiv:1908.08681)."""
+    return F.mish(values)
+
+
+@fast_path("rl_lab.kernels.cpu_normed:PRODUCTS")
+def products(rows: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+    """Of each member its rows `[E, R, in]`, weights `[E, in, out]` and bias `[E, 1, out]`: `[E, R, out]`."""
+    return torch.baddbmm(biases, rows, weights)
 
 
 class NormedMLP(nn.Module):
@@ -87,13 +100,13 @@ class NormedMLP(nn.Module):
         last = len(weights) - 1
         hidden = inputs.reshape(-1, inputs.shape[-1]).expand(len(weights[0]), -1, -1)
         for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            hidden = torch.baddbmm(bias, hidden, weight)
+            hidden = products(hidden, weight, bias)
             if index == 0 and drop and self.dropout:
                 hidden = F.dropout(hidden, self.dropout)
             if index < len(norm_weights):
                 normed = F.layer_norm(hidden, hidden.shape[-1:])
                 hidden = torch.addcmul(norm_biases[index], normed, norm_weights[index])
-                hidden = simnorm(hidden, self.simplex_size) if index == last else F.mish(hidden)  # type: ignore[arg-type]
+                hidden = simnorm(hidden, self.simplex_size) if index == last else mish(hidden)  # type: ignore[arg-type]
         return hidden.unflatten(1, inputs.shape[:-1])
 
 

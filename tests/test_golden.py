@@ -1,7 +1,10 @@
 """Parameters after a few updates, per algorithm: a refactor that changes no maths changes none of these numbers.
 
-The numbers are compared within rounding, since processors sum in different orders. When a change of the maths is
-meant, `RL_LAB_WRITE_GOLDEN=1 pytest tests/test_golden.py` writes them anew; say why in the commit.
+The numbers are compared within rounding, since processors sum in different orders. Where that tips a choice (the larger
+of two nearly equal values, the sign of a gradient that is nearly zero), a case has numbers of a second processor, too,
+and has to equal one of both entirely. When a change of the maths is meant, `RL_LAB_WRITE_GOLDEN=1 pytest
+tests/test_golden.py` writes them anew, and `RL_LAB_WRITE_GOLDEN="an Intel Xeon"` those of such a processor; say why in
+the commit.
 """
 
 from __future__ import annotations
@@ -110,7 +113,10 @@ CASES = {
 }
 
 
-def fingerprint(case: str) -> dict[str, list[float]]:
+Fingerprint = dict[str, list[float]]
+
+
+def fingerprint(case: str) -> Fingerprint:
     """Sum, sum of squares and two entries of every parameter and statistic after training."""
     experiment, *overrides = CASES[case]
     config = compose(experiment, [*SMALL, "training.phases.train.duration_steps=null", *overrides])
@@ -132,7 +138,7 @@ def fingerprint(case: str) -> dict[str, list[float]]:
         trained.close()
 
 
-def one_line_per_tensor(golden: dict[str, dict[str, list[float]]]) -> str:
+def one_line_per_tensor(golden: dict[str, Fingerprint]) -> str:
     """As JSON, sorted, so that a diff shows which tensors changed."""
     cases = []
     for case, numbers_by_name in sorted(golden.items()):
@@ -145,12 +151,35 @@ def one_line_per_tensor(golden: dict[str, dict[str, list[float]]]) -> str:
 def test_parameters_after_a_few_updates_are_the_golden_ones(case: str) -> None:
     found = fingerprint(case)
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    if os.environ.get("RL_LAB_WRITE_GOLDEN") == "1":
-        GOLDEN.write_text(one_line_per_tensor({**golden, case: found}))
+    if processor := os.environ.get("RL_LAB_WRITE_GOLDEN"):
+        write(golden, case, found, processor)
         return
-    assert found.keys() == golden[case].keys()
-    for name, numbers in found.items():
-        assert numbers == pytest.approx(golden[case][name], rel=2e-3, abs=2e-4), name
+    expected = {name: numbers for name, numbers in golden.items() if name == case or name.startswith(f"{case} on ")}
+    unlike = {name: differing(found, numbers) for name, numbers in expected.items()}
+    assert not all(unlike.values()), unlike
+
+
+def differing(found: Fingerprint, expected: Fingerprint) -> list[str]:
+    """The tensors that are not the expected ones within rounding."""
+    if found.keys() != expected.keys():
+        return sorted(found.keys() ^ expected.keys())
+    return [name for name in found if found[name] != pytest.approx(expected[name], rel=2e-3, abs=2e-4)]
+
+
+def write(golden: dict[str, Fingerprint], case: str, found: Fingerprint, processor: str) -> None:
+    """A case's new numbers put an end to those of other processors."""
+    if processor == "1":
+        golden = {name: numbers for name, numbers in golden.items() if not name.startswith(f"{case} on ")}
+        golden[case] = found
+    elif differing(found, golden[case]):
+        golden[f"{case} on {processor}"] = found
+    GOLDEN.write_text(one_line_per_tensor(golden))
+
+
+def test_a_tensor_of_other_numbers_or_another_name_differs() -> None:
+    assert differing({"a": [1.0, 2.0]}, {"a": [1.0, 2.0001]}) == []
+    assert differing({"a": [1.0, 2.0]}, {"a": [1.0, 2.1]}) == ["a"]
+    assert differing({"a": [1.0]}, {"b": [1.0]}) == ["a", "b"]
 
 
 def test_the_golden_file_is_as_the_writer_writes_it() -> None:

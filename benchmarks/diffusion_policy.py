@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument(
         "--fast-paths", choices=["on", "all", "off"], default="on", help="ours; all: unmeasured kernels too"
     )
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of both sides")
+    parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="fp32", help="of both sides")
     parser.add_argument("--plans", type=int, default=200, help="plans timed in a turn")
     parser.add_argument("--updates", type=int, default=100, help="updates timed in a turn")
     parser.add_argument("--turns", type=int, default=5)

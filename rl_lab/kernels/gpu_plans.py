@@ -17,12 +17,12 @@ WIDEST = 1024  # numbers of a layer that a program normalises
 
 
 def fits_mlp(mlp: Any) -> bool:
-    """Whether it has two hidden layers, of whole eighths."""
+    """Whether it has two hidden layers, of whole sixteens."""
     return (
         is_unchanged(mlp, f"{gpu.IMPLICIT}:NormedMLP", "forward")
         and len(mlp.weights) == 3
-        and all(each.shape[1] % 8 == 0 and each.shape[1] <= WIDEST for each in mlp.weights[1:])
-        and all(each.dtype is torch.float32 for each in mlp.weights)
+        and all(each.shape[1] % 16 == 0 and each.shape[1] <= WIDEST for each in mlp.weights[1:])
+        and all(each.dtype is torch.float32 and each.is_contiguous() for each in mlp.parameters())
     )
 
 
@@ -38,7 +38,7 @@ def has_standard_model(workflow: Any, latent: Tensor, task: Tensor | None) -> bo
         and fits_mlp(dynamics.mlp)
         and fits_mlp(actor.mlp)
         and dynamics.task_size == 0
-        and latent.shape[-1] % 8 == 0
+        and latent.shape[-1] % 16 == 0
         and dynamics.mlp.simplex_size & (dynamics.mlp.simplex_size - 1) == 0
     )
 

@@ -38,13 +38,13 @@ def simplices(y, SIMPLEX: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _normed(
-    pre, bias, scale, shift, out, rows, out_row,
+    pre, bias, scale, shift, out, rows, out_row, member_row,
     HAS_BIAS: tl.constexpr, SIMPLEX: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    own = member * WIDTH + column
+    own = member * member_row + column
     place = (member * rows + tl.program_id(0)).to(tl.int64) * WIDTH + column
     x = tl.load(pre + place, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
@@ -81,8 +81,8 @@ def _normed_backward(
         x = tl.load(pre + place, mask=inside, other=0.0).to(tl.float32) + b
         g = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
         x = tl.where(inside, x - tl.sum(x) / WIDTH, 0.0)
-        deviation = tl.rsqrt(tl.sum(x * x) / WIDTH + EPS)
-        normed = x * deviation
+        rstd = tl.rsqrt(tl.sum(x * x) / WIDTH + EPS)
+        normed = x * rstd
         y = normed * w + s
         if SIMPLEX > 0:
             probs = simplices(y, SIMPLEX, BLOCK)
@@ -94,7 +94,7 @@ def _normed_backward(
         shift_gradient += g
         scale_gradient += g * normed
         g = tl.where(inside, g * w, 0.0)
-        dx = deviation * (g - tl.sum(g) / WIDTH - normed * (tl.sum(g * normed) / WIDTH))
+        dx = rstd * (g - tl.sum(g) / WIDTH - normed * (tl.sum(g * normed) / WIDTH))
         bias_gradient += dx
         tl.store(result + place, dx, mask=inside)
     if WANTS_PARTIAL:
@@ -119,11 +119,12 @@ def _constants(width: int, simplex: int) -> dict[str, Any]:
 def normed(
     pre: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor, out: Tensor, *, simplex: int, out_row: int
 ) -> None:
-    """Of contiguous rows `[E, R, W]`, into `out`, whose rows lie `out_row` numbers apart. `simplex` 0: Mish."""
+    """Of contiguous rows `[E, R, W]`, into `out`, whose rows lie `out_row` numbers apart. `simplex` 0: Mish. From
+    member to member, bias, scale and shift lie equally far apart."""
     members, rows, width = pre.shape
     if rows:
         _normed[(rows, members)](
-            pre, scale if bias is None else bias, scale, shift, out, rows, out_row,
+            pre, scale if bias is None else bias, scale, shift, out, rows, out_row, scale.stride(0),
             HAS_BIAS=bias is not None, **_constants(width, simplex),
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from textwrap import wrap
 
+from rl_lab.metrics.pace import Reading
 from rl_lab.metrics.view import RunView
 from rl_lab.utils.formatting import format_duration, format_number, proportional_widths
 from rl_lab.utils.screen import Span, cut, line_of, pad, text_width
@@ -66,9 +67,10 @@ def _progress(view: RunView, width: int) -> Line:
 
 def activity_words(view: RunView) -> str:
     """`evaluating 37 of 100`, `compiling kernels 0:12`: what goes on, how far it is, and since when if that is long."""
-    reading = view.reading
-    if reading is None:
-        return ""
+    return "" if view.reading is None else words_of(view.reading)
+
+
+def words_of(reading: Reading) -> str:
     words = reading.activity
     if reading.total:
         words += f" {reading.done:,} of {reading.total:,}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from rl_lab.metrics.names import label_of
+from rl_lab.metrics.pace import Reading
+from rl_lab.metrics.panel import words_of
 from rl_lab.metrics.view import EPISODE_LENGTH, EVALUATION_RETURN, TRAINING_RETURN, RunView
 from rl_lab.utils.formatting import format_duration, format_number
 from rl_lab.utils.screen import cut, pad
@@ -30,6 +32,14 @@ def plain_line(view: RunView) -> str:
             shown.append(column)
             space -= len(column) + GAP
     return (" " * GAP).join([*begin, *shown, end])
+
+
+def line_between(reading: Reading) -> str:
+    """Where a run stands that has had no row for long: it learns from what is there, evaluates, compiles, ..."""
+    phase = [cut(reading.phase_name, 10).ljust(10)] if reading.phase_count > 1 else []
+    counts = [f"{reading.counts.agent_steps:>9,} steps", f"{reading.counts.updates:,} updates"]
+    activity = [f"{words_of(reading)}, {reading.phase_fraction:.0%} of the phase", format_duration(reading.wall_s)]
+    return cut((" " * GAP).join([f"{reading.run_fraction:>5.1%}", *phase, *counts, *activity]), WIDEST)
 
 
 def _learns_alone(view: RunView) -> bool:

@@ -18,7 +18,7 @@ from typing import IO
 from rl_lab.metrics.notebook import NotebookLine, in_notebook
 from rl_lab.metrics.pace import Reading
 from rl_lab.metrics.panel import activity_words, one_line, render_panel, render_summary
-from rl_lab.metrics.plain import WIDEST, plain_line
+from rl_lab.metrics.plain import WIDEST, line_between, plain_line
 from rl_lab.metrics.relay import Redirection
 from rl_lab.metrics.view import EVALUATION_RETURN, TRAINING_RETURN, RunView
 from rl_lab.metrics.writers import Level, Row, Writer
@@ -30,8 +30,9 @@ from rl_lab.utils.text import printable
 from rl_lab.utils.ticker import Ticker
 
 MODES = ("auto", "live", "plain", "quiet")
-TICKING = {"live": 0.25, "notebook": 0.5, "reports": 0.5}  # modes with a thread, and seconds between its frames
+TICKING = {"live": 0.25, "notebook": 0.5, "reports": 0.5, "plain": 10.0}  # seconds between the frames of a thread
 SECONDS_BETWEEN_LINES = 2.0
+LONGEST_SILENCE_S = 60.0  # of plain lines
 LEVEL_STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 
 
@@ -39,7 +40,8 @@ class LiveDisplay(Writer):
     """A writer for people.
 
     live      a panel, painted four times a second by a thread of its own, whatever the rows do
-    plain     one aligned line per row, at most every two seconds, and always the last
+    plain     one aligned line per row, at most every two seconds, and always the last; in a file also one after a
+              minute without a row, which says what goes on (on a terminal a debugger may wait)
     quiet     nothing
     auto      live on a terminal, a line that is written over in a notebook, plain elsewhere
     """
@@ -75,7 +77,7 @@ class LiveDisplay(Writer):
         self._lock = Lock()  # around the view: held for a row or for composing a frame, never while writing one
         self._colours = not os.environ.get("NO_COLOR")
         self._clock = clock
-        self._due_at = clock()
+        self._due_at = self._last_line_at = clock()
         self._has_news = False
         self._is_closed = False
 
@@ -165,6 +167,8 @@ class LiveDisplay(Writer):
     @property
     def cost(self) -> float | None:
         """CPU time of the display's thread as a fraction of the time it showed something; None where there was none."""
+        if self.mode == "plain":
+            return None
         return self._ticker.cost if self._ticker is not None else self._cost
 
     @property
@@ -227,6 +231,9 @@ class LiveDisplay(Writer):
         """Look at the run and show it once; called by the thread, and by the run's own before and after it."""
         if self.mode not in TICKING:
             return
+        if self.mode == "plain":
+            self._break_silence()
+            return
         reading = None if self._probe is None else self._probe()
         size = size_of(self._stream)
         with self._lock:
@@ -246,12 +253,19 @@ class LiveDisplay(Writer):
                 self._stream.write(f"{lines[0]}\n")
                 self._stream.flush()
 
+    def _break_silence(self) -> None:
+        """A row may be long in coming: updates without steps, an evaluation, kernels that are compiled."""
+        is_due = self._clock() - self._last_line_at >= LONGEST_SILENCE_S
+        if is_due and self._probe is not None and not self._stream.isatty():
+            self._print(line_between(self._probe()))
+
     def _compose(self, columns: int, height: int) -> list[str]:
         if self.mode == "live":
             return render_panel(self.view, columns=columns, height=height, colours=self._colours)
         return [report_of(self.view) if self.mode == "reports" else one_line(self.view)]
 
     def _print(self, text: str) -> None:
+        self._last_line_at = self._clock()
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         with self._without_failing():
             self._stream.write(printable(text, keep="\n").encode(encoding, "replace").decode(encoding) + "\n")

@@ -277,12 +277,14 @@ def test_a_terminal_made_wider_shows_one_panel(terminal: PtyScreen) -> None:
 # --- it breaks nothing -----------------------------------------------------------------------------
 
 
-def test_without_a_terminal_there_is_no_thread(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    for mode in ("auto", "plain", "quiet"):
+def test_without_a_terminal_a_thread_only_waits_for_a_long_silence(capsys: Any) -> None:
+    for mode, threads in {"auto": 1, "plain": 1, "quiet": 0}.items():
         display = LiveDisplay(title="run", mode=mode)
         display.start(lambda: Reading(Counts(), 0.0, 0.0))
-        assert not display_threads() and display.cost is None
+        assert len(display_threads()) == threads and display.cost is None
         display.close()
+        assert not display_threads()
+    assert capsys.readouterr().out == ""
 
 
 def test_a_terminal_that_vanishes_ends_the_display_alone(terminal: PtyScreen) -> None:

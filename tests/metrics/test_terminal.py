@@ -251,6 +251,33 @@ def test_the_summary_of_a_run_without_steps_counts_updates() -> None:
     assert "updates  1,200" in stream.getvalue() and "agent steps" not in stream.getvalue()
 
 
+def test_plain_lines_in_a_file_say_after_a_minute_of_silence_what_goes_on() -> None:
+    clock, stream = Clock(), StringIO()
+    display = LiveDisplay(title="run", mode="plain", stream=stream, clock=clock)
+    learning = {"phase_name": "pretrain", "phase_index": 1, "phase_count": 3, "phase_fraction": 0.34}
+    display.start(lambda: Reading(Counts(agent_steps=2500, updates=850), 83.0, 0.05, activity="updating", **learning))
+    for passed in (59.0, 1.0, 59.0, 1.0):
+        clock.now += passed
+        display._frame()
+    display.write(row(2600))
+    clock.now += 59.0
+    display._frame()
+    display.close()
+    first, second, of_row = stream.getvalue().splitlines()
+    assert first == second and "2,600 steps" in of_row
+    assert first == " 5.0%  pretrain        2,500 steps  850 updates  updating, 34% of the phase  1:23"
+
+
+def test_plain_lines_on_a_terminal_leave_a_debugger_alone() -> None:
+    clock, stream = Clock(), TerminalStream()
+    display = LiveDisplay(title="run", mode="plain", stream=stream, clock=clock)
+    display.start(lambda: Reading(Counts(), 83.0, 0.05))
+    clock.now += 100.0
+    display._frame()
+    display.close()
+    assert stream.getvalue() == ""
+
+
 def test_plain_messages_are_printed_at_once() -> None:
     stream = StringIO()
     display = LiveDisplay(title="run", mode="plain", stream=stream, clock=Clock())

@@ -11,6 +11,7 @@ import argparse
 import json
 import platform
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,6 +89,7 @@ def main() -> None:
     parser.add_argument("--generation", action="store_true", help="one generation on CarRacing instead of dreams")
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--time-limit", type=int, default=None, help="agent steps of an episode")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
     given = parser.parse_args()
     sizes = {"candidates": given.candidates, "rollouts": given.rollouts}
     if given.generation:
@@ -95,7 +97,11 @@ def main() -> None:
     else:
         found = dream_seconds(steps=given.steps, repeats=given.repeats, **sizes)
         found["steps_per_s"] = given.candidates * given.rollouts * given.steps / found["seconds"]
-    print(json.dumps({**vars(given), **found, "machine": platform.processor() or platform.machine()}))
+    settings = {name: value for name, value in vars(given).items() if name != "json"}
+    figures = json.dumps({**settings, **found, "machine": platform.processor() or platform.machine()})
+    print(figures)
+    if given.json is not None:
+        given.json.write_text(figures + "\n")
 
 
 if __name__ == "__main__":

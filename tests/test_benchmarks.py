@@ -126,3 +126,23 @@ def test_exploration_counts_agent_steps_until_the_first_reward_and_the_cells_it_
     seen.look(row_of([[0.0, 1.0], [1.0, 0.0]], [1.0, 0.0], [False, True]))
     assert (seen.agent_steps, seen.first_reward, seen.rewards) == (4, 3, 2)
     assert seen.cells == {(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)}
+
+
+def test_a_part_of_the_gpu_benchmarks_shows_its_figures_beside_their_goals(tmp_path: Path) -> None:
+    gpu = benchmark("gpu")
+    figures = "import json, sys; open(sys.argv[2], 'w').write(json.dumps({'plan': {'ms': 2.5}}))"
+    goals = [
+        gpu.Goal("plan, ms", gpu.read("plan", "ms"), at_most=3.0),
+        gpu.Goal("x", gpu.read("plan", "ms"), at_least=3),
+    ]
+    first, met, missed = gpu.Part(["-c", figures], goals).run("plans", tmp_path, 60.0)
+    assert first.startswith("plans") and first.endswith("s   ok")
+    assert met.split() == ["plan,", "ms", "2.5", "<=", "3", "yes"] and missed.split() == ["x", "2.5", ">=", "3", "NO"]
+
+
+def test_a_part_of_the_gpu_benchmarks_that_fails_or_hangs_is_said_to(tmp_path: Path) -> None:
+    gpu = benchmark("gpu")
+    failed, said = gpu.Part(["-c", "print('why'); raise SystemExit(3)"], []).run("a", tmp_path, 60.0)
+    assert "FAILED with exit code 3" in failed and said.strip() == "why"
+    (hung,) = gpu.Part(["-c", "import time; time.sleep(60)"], []).run("b", tmp_path, 0.2)
+    assert "OUTLASTED 0.2 s" in hung

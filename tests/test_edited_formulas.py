@@ -322,6 +322,8 @@ REPLACED = {  # case, and what a notebook assigns to while the program runs
     "returns of dreams": ("dreamer_v3", "workflows.dreamer:lambda_return"),
     "disagreement": ("dreamer_plan2explore", "components.world_model.exploration:Disagreement.forward"),
     "SimNorm": ("tdmpc2", "components.world_model.implicit:simnorm"),
+    "Mish": ("tdmpc2", "components.world_model.implicit:mish"),
+    "products of TD-MPC2": ("tdmpc2", "components.world_model.implicit:products"),
     "weights of MPPI": ("tdmpc2", "components.planners.mppi:MPPIPlanner.weights"),
     "value of TD-MPC": ("tdmpc", "components.world_model.told:TwinCritics.value"),
     "noise of DDPM": ("diffusion_policy", "components.diffusion.schedule:SquaredCosineSchedule.add_noise"),

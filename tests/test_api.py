@@ -406,7 +406,7 @@ def test_a_run_that_died_over_its_report_makes_it_when_resumed(runs_dir: Path, m
 
 def test_a_finished_run_is_not_resumed(finished: api.Run) -> None:
     with pytest.raises(
-        RunError, match="Run finished has finished already. Evaluate it with `rl-lab evaluate finished`"
+        RunError, match=f"Run finished has finished already. Evaluate it with `rl-lab evaluate {finished.path}`"
     ):
         api.resume(finished, quiet=True)
 

@@ -219,6 +219,15 @@ def test_each_mistake_is_found_and_its_cure_told(cls: type[gym.Env], level: str,
     assert found[0].level == level and cure in found[0].cure
 
 
+def test_an_environment_that_counts_its_steps_itself_has_a_time_limit() -> None:
+    class Limited(Endless):
+        def __init__(self) -> None:
+            super().__init__()
+            self.max_agent_steps = 27_000
+
+    assert check_environment(Limited) == []
+
+
 def test_a_class_that_is_no_environment_and_one_that_cannot_be_built() -> None:
     assert "is no gymnasium.Env" in check_environment(dict)[0].what  # type: ignore[arg-type]
     (finding,) = check_environment(lambda: 1 / 0)  # type: ignore[arg-type,return-value]

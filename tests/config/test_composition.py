@@ -223,6 +223,11 @@ REFUSED: list[tuple[str, str]] = [
     ),
     ("+colour@seed=red", "'+colour@seed=red' chooses of 'colour', which is not a config group: write key=value."),
     (
+        "environment.wrappers={id: grey}",
+        "'environment.wrappers={id: grey}' is one of a list: write 'environment.wrappers=[{id: grey}]'.",
+    ),
+    ("environment.kwargs=[size]", "'environment.kwargs=[size]': environment.kwargs has names and values: write 'env"),
+    (
         "environment.kwargs={size: 3}",
         "'environment.kwargs={size: 3}' cannot be set: Key 'size' is not in struct. To add a key, write +environment",
     ),

@@ -135,7 +135,8 @@ def check_choice(override: Override, groups: Groups) -> None:
             raise ConfigError(f"{override.input_line}: write one of {', '.join(options)}.")
     elif option not in options:
         others = [f" Did you mean {group}={option}?" for group in groups if option in groups[group]]
-        hint = did_you_mean(option, options) or "".join(others[:1])
+        same = [each for each in options if each.rpartition("/")[2] == option]  # 5m: tdmpc2/5m
+        hint = did_you_mean(same[0], same) if same else did_you_mean(option, options) or "".join(others[:1])
         if override.key_or_group == "environment" and re.search(r"-v\d+$", option):
             hint = f" The id of an environment is written environment.id={option}."
         elif override.key_or_group == "environment" and "/" not in option:  # cartpole: also that of bsuite

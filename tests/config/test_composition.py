@@ -188,6 +188,7 @@ REFUSED: list[tuple[str, str]] = [
     ("algorithm=null", "algorithm=null: write one of bandit, bc, diffusion_policy, dqn, dreamer,"),
     ("memory=[gru]", "memory=[gru]: write one of gru, lstm, none."),
     ("size=12", "size=12: there is no such choice. Did you mean '12m'?"),
+    ("size=5m", "size=5m: there is no such choice. Did you mean 'tdmpc2/5m'?"),
     ("memory=1.5", "memory=1.5: there is no such choice. Choices: gru, lstm, none."),
     ("presett=debug", "presett is not a setting. Did you mean 'preset'?"),
     (

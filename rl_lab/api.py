@@ -50,6 +50,7 @@ from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.compare import Comparison, compare_runs
 from rl_lab.runs.film import FilmFiles
 from rl_lab.runs.index import RunIndex, resolve_run
+from rl_lab.runs.report import run_word
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.video import check_name, write_video
 from rl_lab.types import ConfigError, RunError, did_you_mean
@@ -367,7 +368,8 @@ def dream(
         if not can_be_filmed(workflow := agent.workflow):
             raise ConfigError(
                 f"Run {directory.id} cannot dream: {type(workflow).__name__} has no world model. "
-                f"Watch it with `rl-lab play {directory.id}`, or train one that can with `rl-lab train dreamer_v3`."
+                f"Watch it with `rl-lab play {run_word(directory)}`, "
+                "or train one that can with `rl-lab train dreamer_v3`."
             )
         evaluator.progress = progress
         path = Path(output) if output is not None else directory.output("videos", "dream.mp4")

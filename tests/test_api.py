@@ -181,7 +181,7 @@ def test_resume_existing_refuses_other_settings_with_the_difference(finished: ap
         "  seed: 3 in the run, 0 asked for",
         "  algorithm.clip_range: 0.2 in the run, 0.5 asked for",
         "  environment.kwargs.sutton_barto_reward: nothing in the run, True asked for",
-        "  To go on with its own, write `rl-lab resume finished`; for others choose another --run-id.",
+        f"  To go on with its own, write `rl-lab resume {finished.path}`; for others choose another --run-id.",
     ]
 
 
@@ -189,7 +189,7 @@ def test_resume_existing_says_how_a_run_becomes_longer(finished: api.Run) -> Non
     length = "training.phases.train.duration_steps=9000"
     with pytest.raises(ConfigError) as refusal:
         train(finished.path.parent, length, run_id="finished", seed=3, resume_existing=True)
-    assert "`rl-lab resume finished training.phases.0.duration_steps=9000`" in str(refusal.value)
+    assert f"`rl-lab resume {finished.path} training.phases.0.duration_steps=9000`" in str(refusal.value)
 
 
 def test_many_differences_are_not_all_listed(finished: api.Run) -> None:
@@ -406,7 +406,7 @@ def test_a_run_that_died_over_its_report_makes_it_when_resumed(runs_dir: Path, m
 
 def test_a_finished_run_is_not_resumed(finished: api.Run) -> None:
     with pytest.raises(
-        RunError, match="Run finished has finished already. Evaluate it with `rl-lab evaluate finished`"
+        RunError, match=f"Run finished has finished already. Evaluate it with `rl-lab evaluate {finished.path}`"
     ):
         api.resume(finished, quiet=True)
 

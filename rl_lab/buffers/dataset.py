@@ -232,8 +232,9 @@ def open_plain(path: Path, spec: EnvSpec) -> RowSource:
     has_named = any(key.startswith("observations.") for key in data)
     for key in _PLAIN_KEYS:
         if key not in data and key != "next_observations" and not (key == "observations" and has_named):
+            others = [each for each in data if each not in _PLAIN_KEYS]
             raise ConfigError(
-                f"Dataset {name} lacks '{key}'.{did_you_mean(key, data)} It has: {', '.join(data) or 'nothing'}. "
+                f"Dataset {name} lacks '{key}'.{did_you_mean(key, others)} It has: {', '.join(data) or 'nothing'}. "
                 f"A plain file holds {', '.join(_PLAIN_KEYS)} (next_observations may be left out); several observation "
                 "keys are written observations.NAME."
             )

@@ -25,10 +25,11 @@ import numpy as np
 import torch
 
 from rl_lab.buffers.dataset import DESCRIPTION_FILE, RowSource
+from rl_lab.buffers.minari_format import PREFIX
 from rl_lab.buffers.offline import OfflineBuffer, open_dataset
 from rl_lab.buffers.storage.rows import Arrays
 from rl_lab.buffers.zarr_format import is_zarr, open_zarr
-from rl_lab.types import Batch, ConfigError, EnvSpec, Progress
+from rl_lab.types import Batch, ConfigError, EnvSpec, MissingDatasetError, Progress
 
 OUTSIDE = 1e-3  # by so much of half its range an action may leave it: rounding of files in other units
 
@@ -88,6 +89,12 @@ class DemonstrationBuffer(OfflineBuffer):
         """Also zarr folders. What a policy of ours answered beyond the range was cut by the environment, and is here;
         in a file from elsewhere such an action means other units."""
         path = Path(dataset)
+        if not path.exists() and not dataset.startswith(PREFIX):
+            raise MissingDatasetError(
+                f"There are no demonstrations at {path}. Record a policy that solves {spec.id} with "
+                "`rl-lab collect RUN --mode eval --output DATA`, and set buffers.demonstrations.path=DATA; it may also "
+                "be an npz file, a zarr folder or minari:ID (docs/imitation.md)."
+            )
         source = open_zarr(path, spec, self._arrays) if is_zarr(path) else open_dataset(dataset, spec)
         is_ours = any((folder / DESCRIPTION_FILE).is_file() for folder in (path, path / "episodes"))
         low, high = (np.array(bound, np.float64) for bound in (spec.action.low, spec.action.high))

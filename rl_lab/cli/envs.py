@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rl_lab.types import ActionSpec, ArraySpec
 
 ACTIONS = ("show", "check")
+PICTURES = (".png", ".jpg")
 
 ARGUMENTS = (
     argument("words", nargs="*", metavar="FILTER | show ID | check ID", help="what to look at"),
@@ -71,6 +72,8 @@ def _search(text: str, arguments: argparse.Namespace) -> int:
 
 
 def _show(env_id: str, arguments: argparse.Namespace) -> int:
+    if (file := arguments.frame) is not None and file.suffix.lower() not in PICTURES:
+        raise UsageError(f"--frame {file} ends in '{file.suffix}': write {' or '.join(PICTURES)}.")
     with only_json_on_stdout(arguments.json):
         from rl_lab import api
 

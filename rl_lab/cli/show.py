@@ -82,7 +82,8 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
 
 
 def describe(facts: dict[str, Any]) -> str:
-    from rl_lab.runs.report import alert_line
+    from rl_lab.runs.report import alert_line, run_word, runs_dir_words
+    from rl_lab.runs.run_directory import RunDirectory
     from rl_lab.utils.formatting import format_duration
 
     manifest, status = facts["manifest"], facts["status"]
@@ -129,10 +130,11 @@ def describe(facts: dict[str, Any]) -> str:
     blocks = [f"{title}\n{fields(pairs)}".strip("\n") for title, pairs in sections.items() if pairs]
     run_id = format_value(facts["id"])
     next_command = "evaluate" if status["state"] in ("finished", "stopped", "pruned", "running") else "resume"
-    next_step = f"{next_command} {run_id}"
+    directory = RunDirectory(facts["paths"]["directory"])
+    next_step = f"{next_command} {format_value(run_word(directory))}"
     has_checkpoint = "latest checkpoint" in facts["paths"]
     if cleaned and not has_checkpoint:
         next_step = f"train {dict(files)['config']}"
     if status["state"] == "running" and not has_checkpoint:
-        next_step = "list --status running"
+        next_step = f"list --status running{format_value(runs_dir_words(directory))}"
     return "\n\n".join([f"{run_id}\n{blocks[0]}", *blocks[1:], f"next: rl-lab {next_step}"])

@@ -1,6 +1,6 @@
 """Try every experiment: a few cycles of each whose environment is installed, in processes of their own.
 
-Exit code 1 when one failed. Nothing is kept, unless --runs-dir says where.
+Exit code 1 when one failed, 2 when none matches. Nothing is kept, unless --runs-dir says where.
 
 examples:
   rl-lab smoke
@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rl_lab.cli.parsing import CONFIG_DIR, JSON, RUNS_DIR, argument, positive, quiet
+from rl_lab.cli.parsing import CONFIG_DIR, JSON, UsageError, argument, positive, quiet
 from rl_lab.cli.printing import only_json_on_stdout, print_json, say, table
 from rl_lab.launch.local import Member, Supervisor
 from rl_lab.utils.processes import available_cores
@@ -33,7 +33,7 @@ ARGUMENTS = (
     argument("filter", nargs="?", default="", metavar="FILTER", help="text in the experiment's name or environment"),
     argument("--jobs", type=positive, metavar="N", help="how many at a time (default: one per core)"),
     argument("--timeout", type=positive, default=DEFAULT_TIMEOUT_S, metavar="SECONDS", help="of each (default: 300)"),
-    RUNS_DIR,
+    argument("--runs-dir", type=Path, metavar="DIR", help="where runs are kept (default: nowhere)"),
     CONFIG_DIR,
     JSON,
     quiet("print only those that failed"),
@@ -77,6 +77,8 @@ def _plan(arguments: argparse.Namespace) -> list[Trial]:
         for each in list_experiments(config_dir=arguments.config_dir)
         if wanted in each.name.lower() or wanted in each.environment.lower()
     ]
+    if not trials:
+        raise UsageError(f"No experiment matches '{arguments.filter}'. All of them: rl-lab experiments")
     for trial in trials:
         if install := api.how_to_install(trial.environment):
             trial.result, trial.why = "skipped", f"not installed: {install}"
@@ -139,9 +141,7 @@ def _judge(trial: Trial, member: Member, *, is_too_slow: bool, limit_s: int) -> 
 def _print(trials: Sequence[Trial], arguments: argparse.Namespace) -> None:
     failed = [trial for trial in trials if trial.result not in ("ok", "skipped")]
     shown = failed if arguments.quiet else trials
-    if not trials:
-        say(f"No experiment matches '{arguments.filter}'. All of them: rl-lab experiments")
-    elif shown:
+    if shown:
         rows = [(trial.experiment, trial.environment, trial.result, trial.seconds, trial.why) for trial in shown]
         say(table(("EXPERIMENT", "ENVIRONMENT", "RESULT", "SECONDS", "WHY"), rows))
     for trial in failed:

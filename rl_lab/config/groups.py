@@ -89,12 +89,22 @@ def set_values(joined: Any, overrides: Sequence[str]) -> None:
             raise ConfigError(f"'{item.input_line}' chooses of '{key}', which is not a config group: write key=value.")
         if item.is_add() and not isinstance(value, dict | list) and OmegaConf.select(joined, key) is not None:
             raise ConfigError(f"'{item.input_line}' adds what is there already: write {key}=VALUE.")
+        _refuse_other_shape(joined, key, value, str(item.input_line))
         try:
             OmegaConf.update(joined, key, value, merge=True, force_add=item.is_add() or item.is_force_add())
         except OmegaConfBaseException as error:
             raise ConfigError(
                 f"'{item.input_line}' cannot be set: {_readable(error)}. To add a key, write +{item.input_line}"
             ) from error
+
+
+def _refuse_other_shape(joined: Any, key: str, value: Any, line: str) -> None:
+    """A block where a list of them belongs, and the other way round: OmegaConf cannot merge the two."""
+    was, written = OmegaConf.select(joined, key), line.partition("=")[2]
+    if OmegaConf.is_list(was) and isinstance(value, dict):
+        raise ConfigError(f"'{line}' is one of a list: write '{key}=[{written}]'.")
+    if OmegaConf.is_dict(was) and isinstance(value, list):
+        raise ConfigError(f"'{line}': {key} has names and values: write '{key}={{name: value}}'.")
 
 
 def set_value(joined: Any, path: str, value: Any) -> None:
@@ -125,7 +135,8 @@ def check_choice(override: Override, groups: Groups) -> None:
             raise ConfigError(f"{override.input_line}: write one of {', '.join(options)}.")
     elif option not in options:
         others = [f" Did you mean {group}={option}?" for group in groups if option in groups[group]]
-        hint = did_you_mean(option, options) or "".join(others[:1])
+        same = [each for each in options if each.rpartition("/")[2] == option]  # 5m: tdmpc2/5m
+        hint = did_you_mean(same[0], same) if same else did_you_mean(option, options) or "".join(others[:1])
         if override.key_or_group == "environment" and re.search(r"-v\d+$", option):
             hint = f" The id of an environment is written environment.id={option}."
         elif override.key_or_group == "environment" and "/" not in option:  # cartpole: also that of bsuite

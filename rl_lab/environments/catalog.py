@@ -126,13 +126,17 @@ def look_at_environment(id: str) -> EnvDetails:
 
 def _way(registered: Any, timing: Timing) -> str:
     cores = available_cores()
-    speed = f"{1e3 * timing.step_s:.3g} ms per step, {1e3 * timing.reset_s:.3g} ms per reset"
+    speed = f"{_time(timing.step_s)} per step, {_time(timing.reset_s)} per reset"
     if registered.vector_entry_point is not None:
         return f"native where wrappers and settings allow it, else sync or async ({speed} alone)"
     if is_worth_prefetching(timing, TRIED_ENVS, cores):
         return f"async, episodes begun ahead of time ({speed})"
     way = "async" if is_worth_processes(timing.step_s, TRIED_ENVS, cores) else "sync"
     return f"{way} for {TRIED_ENVS} environments on {cores} cores ({speed})"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
 
 
 def describe_environment(id: str) -> EnvSpec:

@@ -18,7 +18,8 @@ import numpy as np
 
 from rl_lab.environments.actions import ActionConverter
 from rl_lab.environments.plain import text_or_none
-from rl_lab.environments.snapshot import capture, layers, what_is_not_plain
+from rl_lab.environments.recipe import time_of
+from rl_lab.environments.snapshot import capture, what_is_not_plain
 from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.types import ConfigError
 
@@ -190,9 +191,9 @@ class _Check:
             if answer[2] or answer[3]:
                 episodes_ended += 1
                 observation = self.reset(self.env, seed=3 + episodes_ended)
-        has_limit = any(isinstance(layer, gym.wrappers.TimeLimit) for layer in layers(self.env))
-        if episodes_ended == 0 and not has_limit:
-            what = f"no episode ended within {self.steps} random steps and there is no time limit"
+        limit, _ = time_of(self.env)
+        if episodes_ended == 0 and limit is None:
+            what = f"no episode ended within {self.steps} random steps and no time limit is known"
             self.note(what, "Register it with max_episode_steps=..., or set environment.time_limit.", "warning")
 
     def snapshot(self) -> None:

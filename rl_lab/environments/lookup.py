@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,7 +159,24 @@ def _unknown(module: str, name: str) -> str:
     if newest is not None:
         cure = f"{module}:{newest}" if module else newest
         return f"environment.id '{name}' is not registered; this environment is now called '{newest}'. Write {cure}."
+    hint = f" Did you mean '{found}'?" if (found := _spelt_otherwise(name)) else did_you_mean(name, gym.registry)
     return (
-        f"environment.id '{name}' is not registered.{did_you_mean(name, gym.registry)} `rl-lab envs` lists all ids; "
-        "an environment of your own is written as package:Name-v0, where importing the package registers it."
+        f"environment.id '{name}' is not registered.{hint} `rl-lab envs` lists all ids; an environment of your own is "
+        "written as package:Name-v0, where importing the package registers it."
     )
+
+
+def _spelt_otherwise(name: str) -> str | None:
+    """The id that a config's name or another library's id means: crafter, minigrid/doorkey_5x5, Pong-v5."""
+    for suite in SUITES:
+        if suite.module is not None and any(_letters(name).startswith(_letters(each)) for each in suite.prefixes):
+            with suppress(ImportError):
+                importlib.import_module(suite.module)
+    whole, last = _letters(name), _letters(name.rpartition("/")[2])
+    found = [key for key in gym.registry if _letters(key) == whole or _letters(key.rpartition("/")[2]) == last]
+    return newest_version(found[0]) or found[0] if found else None
+
+
+def _letters(name: str) -> str:
+    """`car_racing` and `CarRacing-v3` are the same word."""
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"-v\d+$", "", name).lower())

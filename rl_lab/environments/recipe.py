@@ -119,7 +119,7 @@ def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
             raise ConfigError(f"environment '{recipe.id}' has no {name}: set self.{name} in its __init__.")
     actions = ActionConverter(env.action_space, env_id=recipe.id)
     observations = ObservationConverter(env.observation_space, env_id=recipe.id, num_actions=actions.num_mask_entries)
-    max_episode_steps, frames_per_step = _time(env)
+    max_episode_steps, frames_per_step = time_of(env)
     spec = EnvSpec(
         id=recipe.id,
         observation=observations.specs,
@@ -138,7 +138,7 @@ def _num_labels(action: ActionSpec) -> int:
     return len(action.sizes) if action.kind == "multi_discrete" else action.sizes[0]
 
 
-def _time(env: gym.Env) -> tuple[int | None, int]:
+def time_of(env: gym.Env) -> tuple[int | None, int]:
     """The time limit in agent steps and the frames of one agent step, seen through all wrappers."""
     limit, frames = None, 1
     for layer in reversed(layers(env)):

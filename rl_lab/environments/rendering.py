@@ -17,6 +17,7 @@ from rl_lab.types import ConfigError
 from rl_lab.utils.graphics import first_that_works
 
 HEADLESS_BACKENDS = ("egl", "osmesa")
+DOCTOR = "(`rl-lab doctor` says what is missing)"
 
 
 def prepare_headless(*, uses_mujoco: bool = True) -> None:
@@ -74,17 +75,20 @@ class FrameTaker:
         """RGB uint8 [H, W, 3] or None."""
         try:
             frame = env.render()
+        except NotImplementedError:  # as gymnasium.Env has it
+            self._report("the environment draws nothing, it has no render() of its own.")
+            return None
         except Exception as error:  # noqa: BLE001 (any library's drawing code; nothing depends on it)
-            self._report(f"{type(error).__name__}: {error}")
+            self._report(f"{type(error).__name__}: {error} {DOCTOR}")
             return None
         if isinstance(frame, list | tuple) and len(frame) > 0:
             frame = frame[0]  # a vector environment draws all of its members
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[-1] != 3:
-            self._report("it returned no RGB array; does it have the render mode rgb_array?")
+            self._report(f"it returned no RGB array; does it have the render mode rgb_array? {DOCTOR}")
             return None
         return np.array(frame, dtype=np.uint8)
 
     def _report(self, why: str) -> None:
         if not self._has_failed:
-            self._events.append(f"Rendering failed and is left out: {why} (`rl-lab doctor` says what is missing)")
+            self._events.append(f"Rendering failed and is left out: {why}")
         self._has_failed = True

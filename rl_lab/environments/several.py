@@ -23,6 +23,7 @@ from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.types import ArraySpec, ConfigError, EnvRows, EnvSpec, StateTree, TaskSpec, did_you_mean
 
 TASK = "task"
+SHARED = ("num_envs", "seed", "stream", "render")  # one for all tasks
 
 
 def make_several(
@@ -36,6 +37,12 @@ def make_several(
                 f"environment.tasks.{index} is {tasks[index]!r}: write an environment's id, or a block such as "
                 "{id: dmc/walker_walk, time_limit: 500}, without num_envs or tasks."
             )
+        for key in block:
+            if key not in (allowed := [name for name in settings if name not in SHARED]):
+                raise ConfigError(
+                    f"environment.tasks.{index}.{key} is not a setting.{did_you_mean(str(key), allowed)} A task has: "
+                    f"{', '.join(allowed)}."
+                )
     if num_envs < len(blocks) and settings["stream"] != "play_environment":
         key = "evaluation.num_envs" if settings["stream"] == "eval_environment" else "environment.num_envs"
         raise ConfigError(

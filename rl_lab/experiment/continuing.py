@@ -21,6 +21,7 @@ from rl_lab.orchestration.stopping import Stopping, StopRules
 from rl_lab.runs.checkpoint import Checkpoint, CheckpointStore
 from rl_lab.runs.lineage import add_lineage, place_of
 from rl_lab.runs.manifest import continuations_of
+from rl_lab.runs.report import run_word
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.training.schedules import KINDS, Schedule, parse_number
 from rl_lab.types import ConfigError, Counts, Phase, RunError, StateTree
@@ -90,11 +91,12 @@ def stopped_from_outside(run: RunDirectory, config: Config) -> tuple[Checkpoint,
         is_finished = found.state["phase_state"]["index"] >= len(settings.phases)
         if reason and is_kept and not is_finished and not _rule_that_holds(settings, found):
             return found, reason
-    more = (
-        f"go on with more steps: `rl-lab resume {run.id} training.phases.{settings.phases[-1].name}.duration_steps=N`"
-    )
+    last, word = config["training"]["phases"][-1], run_word(run)  # as written: limit_cycles counts otherwise
+    key = next((name for name in DURATIONS if last.get(name) is not None), "duration_steps")
+    unit = key.removeprefix("duration_")
+    more = f"go on with more {unit}: `rl-lab resume {word} training.phases.{settings.phases[-1].name}.{key}=N`"
     raise RunError(
-        f"Run {run.id} has {run.read_status()['state']} already. Evaluate it with `rl-lab evaluate {run.id}`, start "
+        f"Run {run.id} has {run.read_status()['state']} already. Evaluate it with `rl-lab evaluate {word}`, start "
         f"anew from its weights with --mode warm_start, or {more}, N of them in all. {_limit_sentence(config)}".rstrip()
     )
 

@@ -34,7 +34,7 @@ from rl_lab.runs.index import RunIndex
 from rl_lab.runs.lineage import add_lineage, place_of, warm_origin
 from rl_lab.runs.lock import RunLock
 from rl_lab.runs.manifest import changes_since, collect_manifest, continuations_of
-from rl_lab.runs.report import DONE, run_word, write_report
+from rl_lab.runs.report import DONE, run_word, runs_dir_words, write_report
 from rl_lab.runs.run_directory import RunDirectory, first_files
 from rl_lab.training.runtime import resolve_device, thread_count
 from rl_lab.types import ConfigError, Metrics, RLLabError
@@ -70,10 +70,10 @@ def _continue_as_asked(
         more = [f"... and {len(found) - 8} more"] if len(found) > 8 else []
         if all(is_extension(line.partition(":")[0]) for line in found):
             word = f"{found[0].partition(':')[0]}={found[0].split()[-3]}"
-            more.append(f"How long it goes on may be changed, with `rl-lab resume {run.id} {word}`.")
+            more.append(f"How long it goes on may be changed, with `rl-lab resume {run_word(run)} {word}`.")
         raise ConfigError(
             "\n  ".join([f"Run {run.id} has other settings than those asked for:", *found[:8], *more])
-            + f"\n  To go on with its own, write `rl-lab resume {run.id}`; for others choose another --run-id."
+            + f"\n  To go on with its own, write `rl-lab resume {run_word(run)}`; for others choose another --run-id."
         )
     if run.read_status()["state"] not in DONE:
         changed = {key: config["environment"].get(key.partition(".")[2]) for key in CHANGEABLE}
@@ -246,7 +246,7 @@ def _run(experiment: Experiment, run: RunDirectory, interruption: _Interruption,
             interruption.leave()
             title, seconds = "Finished", housekeeping.wall_s
             facts = {"time split": _time_split(experiment.time_split.whole(), experiment.display.cost)}
-            commands = {"watch it": f"rl-lab play {run_word(run)}", "all runs": "rl-lab list"}
+            commands = {"watch it": f"rl-lab play {run_word(run)}", "all runs": f"rl-lab list{runs_dir_words(run)}"}
             last = "pruned" if housekeeping.is_pruned else outcome
             paths = _make_report(experiment, run, last, seconds, is_drawn=is_drawn)
             interruption.is_saved = lambda: False  # its status says that it is done, and stays

@@ -179,8 +179,16 @@ def _words(settings: dict[str, Any]) -> list[str]:
 
 def run_word(run: RunDirectory) -> str:
     """How a user names this run from here: by its id in ./runs, by its path elsewhere."""
-    is_here = run.path.parent.resolve() == Path("runs").resolve()
-    return shlex.quote(run.id if is_here else str(run.path))
+    return shlex.quote(run.id if _is_here(run) else str(run.path))
+
+
+def runs_dir_words(run: RunDirectory) -> str:
+    """What lets a command find all runs beside this one: nothing in ./runs."""
+    return "" if _is_here(run) else f" --runs-dir {shlex.quote(str(run.path.parent))}"
+
+
+def _is_here(run: RunDirectory) -> bool:
+    return run.path.parent.resolve() == Path("runs").resolve()
 
 
 def _warm_source(run: RunDirectory) -> str | None:

@@ -356,6 +356,7 @@ def test_a_plain_file_has_the_environments_own_actions(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"rewards": None}, "steps.npz lacks 'rewards'.* It has: observations, actions, terminations, truncations. A"),
+        ({"actions": None}, "steps.npz lacks 'actions'. It has: observations, rewards, "),
         ({"rewards": None, "rewards.first": np.zeros(6)}, "steps.npz lacks 'rewards'"),
         ({"observations": None, "observation": np.zeros(6)}, "lacks 'observations'. Did you mean 'observation'?"),
         ({"rewards": np.zeros(5)}, "arrays differ in length: .*'rewards': 5"),

@@ -135,6 +135,13 @@ def test_show_writes_a_frame_and_says_where(rl: Any, fake: Any, tmp_path: Path) 
     assert facts["frame"] == str(tmp_path / "x.png") and facts["snapshot"].startswith("its attributes")
 
 
+def test_show_refuses_a_frame_that_is_no_picture_before_it_builds_anything(rl: Any, fake: Any) -> None:
+    api = fake("api", look_at_environment=Calls(Details(CARTPOLE)))
+    answer = rl("envs", "show", "CartPole-v1", "--frame", "pole.xyz")
+    assert answer.code == 2 and "error: --frame pole.xyz ends in '.xyz': write .png or .jpg" in answer.err
+    assert api.look_at_environment.seen == []
+
+
 def test_show_json(rl: Any, fake: Any) -> None:
     fake("api", look_at_environment=Calls(Details(CARTPOLE)))
     facts = json.loads(rl("envs", "show", "CartPole-v1", "--json").out)

@@ -110,11 +110,11 @@ def test_show_tells_the_whole_run(rl: Any, runs_dir: Path) -> None:
     for expected in ("second\n", "PPO", "CartPole-v1", "20,480", "1:15", "500", "metrics.jsonl", "torch 2"):
         assert expected in out
     assert "▁" in out and "█" in out and "5 -> 500, best 500" in out
-    assert out.rstrip().endswith("next: rl-lab evaluate second")
+    assert out.rstrip().endswith(f"next: rl-lab evaluate {runs_dir / 'second'}"), "they are not in ./runs"
 
 
 def test_show_of_an_interrupted_run_says_resume(rl: Any, runs_dir: Path) -> None:
-    assert "next: rl-lab resume third" in rl("show", "@last", "--runs-dir", runs_dir).out
+    assert f"next: rl-lab resume {runs_dir / 'third'}" in rl("show", "@last", "--runs-dir", runs_dir).out
 
 
 def test_show_json_has_everything_and_no_nan(rl: Any, runs_dir: Path) -> None:

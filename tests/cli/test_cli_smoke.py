@@ -61,7 +61,18 @@ def test_a_filter_and_json(rl: Any, experiments: Any) -> None:
     answer = rl("smoke", "goo", "--json")
     (row,) = json.loads(answer.out)
     assert answer.code == 0 and row["experiment"] == "good" and row["result"] == "ok" and row["seconds"] >= 0
-    assert "No experiment matches 'zelda'" in rl("smoke", "zelda").out
+
+
+def test_a_filter_that_matches_nothing_has_not_passed(rl: Any, experiments: Any) -> None:
+    experiments("good")
+    answer = rl("smoke", "zelda", "--json")
+    assert (answer.code, answer.out) == (2, "")
+    assert "error: No experiment matches 'zelda'. All of them: rl-lab experiments" in answer.err
+
+
+def test_the_help_says_that_nothing_is_kept(rl: Any) -> None:
+    text = " ".join(rl("smoke", "--help").out.split())
+    assert "where runs are kept (default: nowhere)" in text and "./runs)" not in text
 
 
 def test_one_that_takes_too_long_is_ended(rl: Any, experiments: Any) -> None:

@@ -188,6 +188,7 @@ REFUSED: list[tuple[str, str]] = [
     ("algorithm=null", "algorithm=null: write one of bandit, bc, diffusion_policy, dqn, dreamer,"),
     ("memory=[gru]", "memory=[gru]: write one of gru, lstm, none."),
     ("size=12", "size=12: there is no such choice. Did you mean '12m'?"),
+    ("size=5m", "size=5m: there is no such choice. Did you mean 'tdmpc2/5m'?"),
     ("memory=1.5", "memory=1.5: there is no such choice. Choices: gru, lstm, none."),
     ("presett=debug", "presett is not a setting. Did you mean 'preset'?"),
     (
@@ -222,6 +223,11 @@ REFUSED: list[tuple[str, str]] = [
         "~algorithm.discount: a setting cannot be taken away, only changed: write algorithm.discount=",
     ),
     ("+colour@seed=red", "'+colour@seed=red' chooses of 'colour', which is not a config group: write key=value."),
+    (
+        "environment.wrappers={id: grey}",
+        "'environment.wrappers={id: grey}' is one of a list: write 'environment.wrappers=[{id: grey}]'.",
+    ),
+    ("environment.kwargs=[size]", "'environment.kwargs=[size]': environment.kwargs has names and values: write 'env"),
     (
         "environment.kwargs={size: 3}",
         "'environment.kwargs={size: 3}' cannot be set: Key 'size' is not in struct. To add a key, write +environment",

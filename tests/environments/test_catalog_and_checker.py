@@ -12,6 +12,7 @@ from gymnasium import spaces
 from rl_lab.environments import catalog
 from rl_lab.environments.catalog import describe_environment, list_environments
 from rl_lab.environments.checker import Finding, check_environment
+from rl_lab.environments.timing import Timing
 
 
 def test_the_list_names_newest_versions_suites_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +220,15 @@ def test_each_mistake_is_found_and_its_cure_told(cls: type[gym.Env], level: str,
     assert found[0].level == level and cure in found[0].cure
 
 
+def test_an_environment_that_counts_its_steps_itself_has_a_time_limit() -> None:
+    class Limited(Endless):
+        def __init__(self) -> None:
+            super().__init__()
+            self.max_agent_steps = 27_000
+
+    assert check_environment(Limited) == []
+
+
 def test_a_class_that_is_no_environment_and_one_that_cannot_be_built() -> None:
     assert "is no gymnasium.Env" in check_environment(dict)[0].what  # type: ignore[arg-type]
     (finding,) = check_environment(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
@@ -276,3 +286,9 @@ def test_a_suite_that_lives_apart_is_not_proposed_for_this_installation(monkeypa
     assert missing["push_t"].startswith(f"pip install -c constraints.txt -e . gym-pusht {ours}")
     assert missing["metaworld"].startswith(f"pip install -e . metaworld {ours}")
     assert catalog.how_to_install("gym_pusht/PushT-v0") == missing["push_t"]
+
+
+def test_a_long_time_is_told_in_seconds() -> None:
+    registered = gym.spec("rl_lab/Counter-v0")
+    way = catalog._way(registered, Timing(step_s=9.25, reset_s=0.00621, episode_steps=100))
+    assert way.endswith("(9.25 s per step, 6.21 ms per reset)")

@@ -133,10 +133,21 @@ def test_what_a_constructor_without_arguments_raises_is_said_in_a_sentence() -> 
         make_environment(id="factory_test/Spaceless-v0")
 
 
+def test_the_name_of_a_config_is_answered_with_its_id_also_where_only_an_import_registers_that() -> None:
+    pytest.importorskip("minigrid")
+    with pytest.raises(ConfigError, match="is not registered. Did you mean 'MiniGrid-DoorKey-5x5-v0'"):
+        make_environment(id="minigrid/doorkey_5x5")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"id": "CartPol-v1"}, r"'CartPol-v1' is not registered. Did you mean 'CartPole-v1'\?.*package:Name-v0"),
+        ({"id": "crafter"}, "'crafter' is not registered. Did you mean 'rl_lab/Crafter-v1'"),  # its config's name
+        ({"id": "car_racing"}, "Did you mean 'CarRacing-v3'"),
+        ({"id": "mujoco/halfcheetah"}, "Did you mean 'HalfCheetah-v5'"),
+        ({"id": "walker_walk"}, "Did you mean 'dmc/walker_walk'"),
+        ({"id": "Pong-v5"}, "Did you mean 'atari/pong'"),  # as EnvPool calls it
         ({"id": "Taxi-v3"}, "'Taxi-v3' is not registered; this environment is now called 'Taxi-v4'. Write Taxi-v4"),
         ({"id": "CartPole"}, "now called 'CartPole-v1'"),
         (

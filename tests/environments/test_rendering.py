@@ -152,7 +152,17 @@ def test_a_run_without_any_renderer_says_once_that_there_is_no_video() -> None:
     )
     for _ in range(3):
         assert evaluator.record(lambda time_step, state, mode: PolicyStep(torch.zeros(1, dtype=torch.int64))) is None
-    assert len(said) == 1 and said[0].startswith("Rendering failed and is left out") and "rl-lab doctor" in said[0]
+    assert said == ["Rendering failed and is left out: the environment draws nothing, it has no render() of its own."]
+
+
+def test_a_renderer_that_fails_is_named_and_where_to_look() -> None:
+    class Blind:
+        def render(self) -> None:
+            raise OSError("no libGL")
+
+    events: list[str] = []
+    assert rendering.FrameTaker(events).take(Blind()) is None
+    assert events == ["Rendering failed and is left out: OSError: no libGL (`rl-lab doctor` says what is missing)"]
 
 
 def test_mujoco_stays_below_4_in_every_list_of_requirements() -> None:

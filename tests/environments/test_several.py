@@ -134,6 +134,12 @@ def test_a_task_may_have_settings_of_its_own_and_be_there_twice() -> None:
         ),
         ([TASKS[0], {"id": TASKS[1], "action_repeat": 2}], {}, "an agent step is 2 frames of tests/Wide-v0, but 1 of"),
         ([TASKS[0], {"time_limit": 3}], {}, "environment.tasks.1 is {'time_limit': 3}: write an environment's id, or"),
+        (
+            [TASKS[0], {"id": TASKS[1], "tim_limit": 3}],
+            {},
+            r"environment.tasks.1.tim_limit is not a setting. Did you mean 'time_limit'\? A task has: .*time_limit, ",
+        ),
+        ([TASKS[0], {"id": TASKS[1], "seed": 3}], {}, "environment.tasks.1.seed is not a setting. A task has: id, "),
         (TASKS, {"num_envs": 1}, "lists 2 tasks, but environment.num_envs is 1: write at least 2"),
         (TASKS, {"num_envs": 1, "stream": "eval_environment"}, "but evaluation.num_envs is 1: write at least 2"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,8 @@ def test_a_continuation_that_cannot_be_is_refused_and_changes_nothing(
 
 
 def test_without_more_steps_a_finished_run_says_how_to_go_on(finished: api.Run) -> None:
-    with pytest.raises(RunError, match=r"`rl-lab resume run training.phases.train.duration_steps=N`"):
+    command = f"rl-lab resume {finished.path} training.phases.train.duration_updates=N"
+    with pytest.raises(RunError, match=re.escape(f"or go on with more updates: `{command}`, N of them in all.")):
         api.resume(finished, quiet=True)
 
 

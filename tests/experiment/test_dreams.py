@@ -119,8 +119,8 @@ def test_films_lie_in_the_run_and_are_of_episodes_that_training_never_saw(
 def test_a_run_without_a_world_model_cannot_dream(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dream", "ppo", "--runs-dir", str(runs_dir)]) == 2
     assert capsys.readouterr().err == (
-        "error: Run ppo cannot dream: PPO has no world model. Watch it with `rl-lab play ppo`, or train one that can "
-        "with `rl-lab train dreamer_v3`.\n"
+        "error: Run ppo cannot dream: PPO has no world model. "
+        f"Watch it with `rl-lab play {runs_dir / 'ppo'}`, or train one that can with `rl-lab train dreamer_v3`.\n"
     )
 
 

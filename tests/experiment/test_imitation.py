@@ -132,7 +132,12 @@ def test_its_own_policy_collects_in_mid_plan(folder: Path) -> None:
             "observation keys is .*, but environment .* has image, vector",
         ),
         ("diffusion_policy", ["environment.id=CartPole-v1"], "are discrete: write `algorithm=bc`|keys|shape|action"),
-        ("diffusion_policy", ["buffers.demonstrations.path=nowhere"], "There is no dataset at nowhere"),
+        (
+            "diffusion_policy",
+            ["buffers.demonstrations.path=nowhere.npz"],
+            "no demonstrations at nowhere.npz. Record a policy that solves rl_lab/Detour-v0 with `rl-lab collect RUN "
+            "--mode eval --output DATA`, and set buffers.demonstrations.path=DATA; it may",
+        ),
         (
             "diffusion_policy",
             ["buffers.demonstrations.prediction_steps=12"],

@@ -12,7 +12,7 @@ from rl_lab.runs.checkpoint import CheckpointStore
 from rl_lab.runs.curve import draw_curve, draw_metric, write_curve
 from rl_lab.runs.figures import make_figure
 from rl_lab.runs.metrics_file import read_metrics, series
-from rl_lab.runs.report import alert_line, write_report
+from rl_lab.runs.report import alert_line, run_word, runs_dir_words, write_report
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.types import MissingExtraError
 
@@ -159,3 +159,10 @@ def test_an_alert_of_a_run_without_steps_says_after_how_many_updates() -> None:
         "tip": "x",
     }
     assert alert_line(alert) == "loss/noise 2 after 1,200 updates (above 1): x"
+
+
+def test_commands_find_runs_that_are_not_in_the_usual_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual, elsewhere = RunDirectory(Path("runs/a")), RunDirectory(Path("my runs/a"))
+    assert (run_word(usual), runs_dir_words(usual)) == ("a", "")
+    assert (run_word(elsewhere), runs_dir_words(elsewhere)) == ("'my runs/a'", " --runs-dir 'my runs'")

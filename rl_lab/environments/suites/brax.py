@@ -35,7 +35,7 @@ class Brax(gym.Env):
         self._jax = jax
         settings = {} if backend is None else {"backend": backend}
         self._body = envs.get_environment(name, **settings)
-        self._reset, self._step = jax.jit(self._body.reset), jax.jit(self._body.step)
+        self._reset, self._step = jax.jit(self._body.reset), jax.jit(self._typed_step)
         self.render_mode, self.max_agent_steps = render_mode, EPISODE_STEPS
         self.action_space = spaces.Box(-1.0, 1.0, (self._body.action_size,), np.float32)
         self.observation_space = spaces.Box(-np.inf, np.inf, (self._body.observation_size,), np.float32)
@@ -49,6 +49,12 @@ class Brax(gym.Env):
 
     def _begin(self, seed: int) -> None:
         self._state, self.steps = self._reset(self._jax.random.PRNGKey(seed)), 0
+
+    def _typed_step(self, state: Any, action: Any) -> Any:
+        """The next state in the types of this one: for weak ones JAX would compile all of it once more."""
+        tree_map, asarray = self._jax.tree_util.tree_map, self._jax.numpy.asarray
+        types = tree_map(lambda leaf: leaf.dtype, state)  # first: some bodies write into the state's metrics
+        return tree_map(asarray, self._body.step(state, action), types)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._state = self._step(self._state, np.asarray(action, np.float32))

@@ -15,7 +15,7 @@ import pytest
 from rl_lab.environments import make_environment
 from rl_lab.environments.async_environment import AsyncEnvironment
 from rl_lab.environments.catalog import describe_environment
-from rl_lab.environments.lookup import SUITES, missing_extra
+from rl_lab.environments.lookup import SUITES, find, missing_extra
 from rl_lab.environments.rendering import prepare_headless
 from rl_lab.environments.suites.memory_maze import gymnasium_as_gym, is_worth_reading
 from rl_lab.types import ConfigError, MissingExtraError
@@ -156,3 +156,17 @@ def test_an_emulator_that_is_alone_in_its_process_can_be_checked() -> None:
     script = "from rl_lab import api; print([each.level for each in api.check_environment('rl_lab/Retro-v0')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "error" not in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_step_of_brax_is_compiled_once() -> None:
+    """Not once for the state of a reset and once more for that of a step, and not anew for a state that was saved."""
+    pytest.importorskip("brax")
+    env: Any = gym.make(find("brax/ant")).unwrapped
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step(np.zeros(8, np.float32))
+    env.set_state(env.get_state())
+    env.step(np.zeros(8, np.float32))
+    assert env._step._cache_size() == 1

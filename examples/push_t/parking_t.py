@@ -1,8 +1,8 @@
 """Push-T for an agent that learns from rewards: it is paid for where the T lies until the time is up.
 
-gym-pusht ends an episode as soon as 95 % of the goal are covered, and what would have been earned after that is lost: an
-agent that is paid by the step learns to stay just below. Here an episode always takes its 300 frames. Actions say how
-far to move the pusher rather than where to, and everything is seen and done in [-1, 1].
+gym-pusht ends an episode as soon as 95 % of the goal are covered, and what would have been earned after that is lost:
+an agent that is paid by the step learns to stay just below. Here an episode always takes its 300 frames. Actions say
+how far to move the pusher rather than where to, and everything is seen and done in [-1, 1].
 """
 
 from __future__ import annotations

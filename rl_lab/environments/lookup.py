@@ -156,7 +156,7 @@ def newest_version(name: str) -> str | None:
 def _unknown(module: str, name: str) -> str:
     alike = (key for key in gym.registry if re.sub(r"-v\d+$", "", key).lower() == re.sub(r"-v\d+$", "", name).lower())
     newest = newest_version(name) or newest_version(next(alike, ""))  # cartpole
-    if newest is not None:
+    if newest is not None and _version(newest) >= _version(name):  # where ale_py was imported, Pong-v4 is the newest
         cure = f"{module}:{newest}" if module else newest
         return f"environment.id '{name}' is not registered; this environment is now called '{newest}'. Write {cure}."
     hint = f" Did you mean '{found}'?" if (found := _spelt_otherwise(name)) else did_you_mean(name, gym.registry)
@@ -174,7 +174,14 @@ def _spelt_otherwise(name: str) -> str | None:
                 importlib.import_module(suite.module)
     whole, last = _letters(name), _letters(name.rpartition("/")[2])
     found = [key for key in gym.registry if _letters(key) == whole or _letters(key.rpartition("/")[2]) == last]
+    found.sort(key=lambda key: not key.startswith("atari/"))  # atari/pong before Pong-v4 and ALE/Pong-v5
     return newest_version(found[0]) or found[0] if found else None
+
+
+def _version(name: str) -> int:
+    """-1 where an id has none."""
+    match = re.search(r"-v(\d+)$", name)
+    return int(match.group(1)) if match else -1
 
 
 def _letters(name: str) -> str:

@@ -201,6 +201,14 @@ def test_wrong_settings_are_refused_at_the_door(settings: dict[str, Any], messag
         make_environment(**settings)
 
 
+def test_a_later_version_than_any_is_answered_with_ours_whatever_was_imported() -> None:
+    pytest.importorskip("ale_py")  # registers Pong-v0 and Pong-v4, too
+    with pytest.raises(ConfigError, match="'Pong-v5' is not registered. Did you mean 'atari/pong'"):
+        make_environment(id="Pong-v5")
+    with pytest.raises(ConfigError, match="now called 'Pong-v4'"):
+        make_environment(id="Pong-v3")
+
+
 @pytest.mark.parametrize(
     ("env_id", "module", "extra"),
     [

@@ -23,9 +23,9 @@ def draw_alone(env: gym.Env) -> None:
         base.mujoco_renderer = OwnRenderer(theirs)
 
 
-@atexit.register
 def close_all() -> None:
-    """An OpenGL context must go before the library does that made it."""
+    """An OpenGL context must go before the library does that made it, and which says so at exit, too: what is
+    registered last comes first."""
     for renderer in list(OPEN):
         renderer.close()
 
@@ -49,6 +49,8 @@ class OwnRenderer:
             quality.offsamples = quality.shadowsize = 0  # before the first image, when the context reads them
             frame.offheight, frame.offwidth = (max(*pair) for pair in zip(self._size, self._frame_size(), strict=True))
             self._renderer, self._camera = mujoco.Renderer(self._model, *self._size), self._find_camera(mujoco)
+            atexit.unregister(close_all)
+            atexit.register(close_all)
         self._renderer.update_scene(self._data, self._camera)
         flags = self._renderer.scene.flags
         flags[mujoco.mjtRndFlag.mjRND_SHADOW] = flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False

@@ -170,14 +170,18 @@ def test_mujoco_stays_below_4_in_every_list_of_requirements() -> None:
     assert any(each.startswith("mujoco<4") for each in requirements), requirements
 
 
-def test_pictures_of_pygame_are_not_blank_without_a_display() -> None:
-    """In a fresh process, as the driver is chosen when pygame is imported."""
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "InvertedPendulum-v5"])
+def test_pictures_are_not_blank_without_a_display_nor_is_anything_said_at_exit(env_id: str) -> None:
+    """In a fresh process, as drivers are chosen at import, with an environment that nobody closes."""
+    if env_id != "CartPole-v1":
+        pytest.importorskip("mujoco")
     program = (
         "from rl_lab.environments import make_environment\n"
-        "environment = make_environment(id='CartPole-v1', vectorization='sync', render=True)\n"
+        f"environment = make_environment(id='{env_id}', vectorization='sync', render=True)\n"
         "environment.reset()\n"
         "print(environment.render().std() > 1)\n"
     )
     settings = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=settings, capture_output=True, text=True, timeout=100)
     assert done.stdout.splitlines()[-1] == "True", done.stderr
+    assert "Error" not in done.stderr

@@ -66,10 +66,8 @@ SUITES = (
     Suite(
         "metaworld",
         None,
-        ("Meta-World/",),
-        "metaworld",
-        ("metaworld",),
-        "metaworld",
+        entry_points=("suites.meta_world",),
+        needs="metaworld",
         uses_mujoco=True,
         apart="pip install -e . metaworld in a virtual environment of its own: it wants mujoco 3.3.0.",
     ),

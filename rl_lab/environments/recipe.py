@@ -98,8 +98,11 @@ def _creator(entry_point: Any) -> Any:
 
 
 def can_render(entry_point: Any) -> bool:
-    """Whether the class says that it draws RGB arrays."""
-    metadata = getattr(_creator(entry_point), "metadata", None)
+    """Whether the class says that it draws RGB arrays, or the function that it takes a render mode."""
+    creator = _creator(entry_point)
+    if inspect.isfunction(creator):
+        return "render_mode" in inspect.signature(creator).parameters
+    metadata = getattr(creator, "metadata", None)
     return isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
 
 

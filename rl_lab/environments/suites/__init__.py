@@ -11,6 +11,7 @@ from rl_lab.environments.suites import (  # noqa: F401  (importing registers)
     behaviour,
     brax,
     dmc,
+    meta_world,
     minecraft,
     minigrid,
     robotics,

@@ -62,6 +62,9 @@ CASES = [
     Case("retro", "stable_retro", "replay", {"id": "rl_lab/Retro-v0"}, steps=100, cut=20, is_async_slow=True),
     Case("bsuite", "bsuite", "replay", {"id": "bsuite/catch"}, can_draw=False, is_async_slow=True),
     Case("popgym", "popgym", "replay", {"id": "popgym-RepeatPreviousEasy-v0"}, can_draw=False, is_async_slow=True),
+    # Apart from the others, see `make test-apart`.
+    Case("push_t", "gym_pusht", "replay", {"id": "gym_pusht/PushT-v0", "kwargs": {"obs_type": "state"}}, steps=60),
+    Case("metaworld", "metaworld", "replay", {"id": "metaworld/reach-v3"}, steps=60),
     Case("brax", "brax", "own", {"id": "brax/inverted_pendulum"}, steps=60, is_slow=True, timeout_s=150.0),
 ]
 

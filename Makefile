@@ -4,7 +4,8 @@
 #   make train PYTHON=/opt/python/bin/python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install train test check lint types format bench smoke clean distclean
+.PHONY: help install train test apart test-apart check lint types format bench smoke clean distclean
+.PRECIOUS: $(VENV)-apart/%/.installed
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,6 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "no
 help:
 	@echo "make train    install into $(VENV) and train the default run (PPO on CartPole-v1); ARGS=... passes on"
 	@echo "make test     install what the tests need and run them (without slow and gpu)"
+	@echo "make test-apart  install EnvPool, Push-T and Meta-World (1 GB), which cannot live beside the others, and run their tests"
 	@echo "make check    format, lint, types, fast tests: before each commit"
 	@echo "make format   rewrite the code in the house format"
 	@echo "make bench    time PPO on CartPole-v1 beside Stable-Baselines3, and the live display"
@@ -58,6 +60,26 @@ train: $(VENV)/.installed-core
 test: $(VENV)/.installed-dev
 	$(PYTEST) $(ARGS)
 
+# Suites that are large or want other versions of what is installed: each lies over $(VENV) in an environment of its own.
+APART := $(VENV)-apart
+SUITES := envpool push_t metaworld
+PACKAGE_envpool := envpool
+PACKAGE_push_t := gym-pusht==0.1.8
+PACKAGE_metaworld := metaworld==3.1.1 mujoco==3.3.0
+CONSTRAINTS_envpool := -c constraints.txt
+
+$(APART)/%/.installed: Makefile | $(VENV)/.installed-dev
+	$(BIN)/python -m venv $(@D)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$(echo $(@D)/lib/python*/site-packages)/base.pth
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q $(CONSTRAINTS_$*) $(PACKAGE_$*)
+	@touch $@
+
+apart: $(SUITES:%=$(APART)/%/.installed)
+
+test-apart: apart
+	@set -e; for suite in $(SUITES); do OMP_NUM_THREADS=1 PYTHONPATH=. $(APART)/$$suite/bin/python -m pytest -q \
+	  -m "not slow and not gpu" tests/environments/suites/test_envpool.py tests/environments/suites/test_every_suite.py -k $$suite; done
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -80,7 +102,7 @@ smoke: $(VENV)/.installed-dev
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -type d -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path "./$(VENV)*" -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-apart

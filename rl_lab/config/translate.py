@@ -55,10 +55,13 @@ def is_foreign(key: str) -> bool:
 
 def translate(words: Iterable[str], config: Config) -> list[str]:
     """The overrides with every known word replaced by what it sets here; a sentence where it can set nothing."""
-    result: list[str] = []
-    sentences: list[str] = []  # for later: a word that is refused after them makes them void
+    words = list(words)
+    found: dict[int, list[str]] = {}  # by place
+    settled: list[str] = []
+    sentences: dict[int, str] = {}  # by place, for later: a word that is refused after them makes them void
     said: dict[str, tuple[str, str, str]] = {}  # by setting: the word, its key, its value
-    for word in words:
+    for place in sorted(range(len(words)), key=lambda place: _is_total(words[place])):  # what phases take comes first
+        word = words[place]
         key, _, value = word.partition("=")
         bare = key.lstrip("+")
         if bare in SAME_VALUES:
@@ -66,17 +69,41 @@ def translate(words: Iterable[str], config: Config) -> list[str]:
         elif bare not in WORDS or bare in config:
             settings = [word]
         else:
-            settings, sentence = _settings(bare, value, WORDS[bare], config)
-            sentences += [sentence] if sentence else []
+            known = _with_durations(settled, config) if _is_total(word) else config
+            settings, sentences[place] = _settings(bare, value, WORDS[bare], known)
         for setting in settings:
             name, _, number = setting.lstrip("+").partition("=")
             before, by, old = said.setdefault(name, (word, bare, number))
             if by != bare and old != number:
                 raise ConfigError(f"{before} and {word} both set {name}: keep one.")
-        result += settings
-    for sentence in sentences:
-        say(sentence)
-    return result
+        found[place] = settings
+        settled += settings
+    for place in sorted(sentences):
+        if sentences[place]:
+            say(sentences[place])
+    return [setting for place in range(len(words)) for setting in found[place]]
+
+
+def _is_total(word: str) -> bool:
+    """Whether it counts the steps of all phases."""
+    name = word.partition("=")[0].lstrip("+")
+    return name in WORDS and DURATION in WORDS[name].sets
+
+
+def _with_durations(settings: Sequence[str], config: Config) -> Config:
+    """The config with the phases' numbers of steps as these settings have them."""
+    phases = value_at(config, PHASES)
+    given = {key.lstrip("+"): value.replace("_", "") for key, _, value in (each.partition("=") for each in settings)}
+    if not isinstance(phases, list):
+        return config
+
+    def own(phase: dict[str, Any]) -> dict[str, Any]:
+        steps = given.get(f"{PHASES}.{phase.get('name')}.duration_steps", "")
+        is_number = re.fullmatch(r"\d+(\.\d*)?(e\d+)?", steps)  # what is none is refused where all settings are
+        return {**phase, "duration_steps": int(float(steps))} if is_number else phase
+
+    training = {**config["training"], "phases": [own(phase) for phase in phases]}
+    return {**config, "training": training}
 
 
 def hint_of_word(name: str, config: Config) -> str:

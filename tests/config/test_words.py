@@ -111,6 +111,15 @@ def test_a_word_that_can_mean_one_thing_sets_it(
     assert meaning(word, configs[algorithm]) == sets
 
 
+@pytest.mark.parametrize("prefill", [f"{PHASE}.prefill.duration_steps=3e2", "learning_starts=300"])
+def test_a_total_leaves_what_the_same_command_gives_other_phases(
+    prefill: str, configs: dict[str, dict[str, Any]]
+) -> None:
+    settings = translate(["total_timesteps=1_000", prefill], configs["sac"])
+    assert settings[0] == f"{PHASE}.train.duration_steps=700"
+    assert settings[1].partition("=")[0] == f"{PHASE}.prefill.duration_steps"
+
+
 ANSWERED = [
     (
         "dreamer_v2",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from rl_lab.config.compose import compose
 from rl_lab.runs.compare import compare_runs
 from rl_lab.runs.index import RunIndex
 from rl_lab.runs.run_directory import RunDirectory
@@ -146,3 +147,52 @@ def test_a_part_of_the_gpu_benchmarks_that_fails_or_hangs_is_said_to(tmp_path: P
     assert "FAILED with exit code 3" in failed and said.strip() == "why"
     (hung,) = gpu.Part(["-c", "import time; time.sleep(60)"], []).run("b", tmp_path, 0.2)
     assert "OUTLASTED 0.2 s" in hung
+
+
+LEARNING = benchmark("learning")
+
+
+@pytest.mark.parametrize("name", LEARNING.trainings())
+def test_every_learning_run_is_an_experiment_of_as_many_frames_as_its_goal_names(name: str) -> None:
+    training = LEARNING.trainings()[name]
+    experiment, *words = training.words.split()
+    config = compose(experiment, words)
+    steps = sum(phase.get("duration_steps") or 0 for phase in config["training"]["phases"])
+    frames = steps * (4 if "atari" in experiment else config["environment"]["action_repeat"])
+    assert training.env_frames <= frames <= 1.35 * training.env_frames
+
+
+def test_learning_runs_are_begun_continued_and_reported_beside_their_goals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "random_cartpole total_timesteps=400 logging.every_steps=100 evaluation.final_episodes=2"
+    monkeypatch.setattr(LEARNING, "trainings", lambda: {"short": LEARNING.Training(words, 20.0, 400, "chance")})
+    assert "not begun" in LEARNING.report(["short"], tmp_path)[1]
+    LEARNING.run_all(["short"], tmp_path, seed=3, minutes=1.0)
+    line = LEARNING.report(["short"], tmp_path)[1]
+    assert "finished" in line and "–" not in line and line.endswith("20.0 at 400 (chance)")
+    assert LEARNING.command("short", LEARNING.trainings()["short"], tmp_path, 3)[3:] == [
+        "resume",
+        str(tmp_path / "short"),
+    ]
+    log = (tmp_path / "short.log").read_text()
+    LEARNING.run_all(["short"], tmp_path, seed=3, minutes=1.0)  # done: nothing is started
+    assert (tmp_path / "short.log").read_text() == log
+
+
+def test_a_learning_run_that_is_not_done_in_time_saves_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = "lambda *_: exit(open('saved', 'w').close())"
+    waits = f"import signal, time; signal.signal(signal.SIGTERM, {asked}); time.sleep(60)"
+    monkeypatch.setattr(LEARNING, "command", lambda *_: [sys.executable, "-c", waits])
+    monkeypatch.chdir(tmp_path)
+    LEARNING.run_all([next(iter(LEARNING.trainings()))], tmp_path, seed=0, minutes=0.01)
+    assert (tmp_path / "saved").exists()
+
+
+def test_training_returns_are_those_of_the_last_tenth_of_the_frames() -> None:
+    rows = [
+        {"episodes": count, "env_frames": 1000 * count, "collect/episode_return_mean": sum(range(count)) / count}
+        for count in range(1, 21)
+    ]
+    assert LEARNING.returns_before(rows) == pytest.approx((18 + 19) / 2)  # episodes 18 and 19, of frames 18k to 20k
+    assert LEARNING.returns_before([]) is None

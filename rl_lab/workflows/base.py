@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -78,12 +79,18 @@ class Workflow(ABC):
 
         def act_alone(time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
             self.count_in_statistics(time_step)
+            extras = self.extras_of_others(time_step)
             if hasattr(acting, "answer"):  # it has a memory of its own
-                return acting.answer(time_step, state)
+                return replace(acting.answer(time_step, state), extras=extras)
             mask = time_step.observation.get("action_mask")
-            return PolicyStep(action=acting.sample(time_step.num_envs, device=time_step.reward.device, mask=mask))
+            action = acting.sample(time_step.num_envs, device=time_step.reward.device, mask=mask)
+            return PolicyStep(action, extras=extras)
 
         return act_alone
+
+    def extras_of_others(self, time_step: TimeStep) -> Batch:
+        """What rows keep, beside the action, of a controller that is not this workflow."""
+        return {}
 
     def count_in_statistics(self, time_step: TimeStep) -> None:  # noqa: B027 (most have no statistics)
         """Learn statistics, such as a normaliser's, from rows that another controller collects."""

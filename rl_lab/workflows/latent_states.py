@@ -6,7 +6,6 @@ This is no algorithm: how to act from a state, and what to minimise, each workfl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -16,7 +15,7 @@ from rl_lab.components.planners.plan import Plan
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, ConfigError, LossOutput, Metrics, Phase, PolicyStep, TimeStep
 from rl_lab.workflows.base import Mode, WorldModelWorkflow, named
-from rl_lab.workflows.context import Policy, WorkflowContext
+from rl_lab.workflows.context import WorkflowContext
 from rl_lab.workflows.latent_planning import Planner, search_plans
 
 SEEN, BEFORE = "seen ", "before "  # mark, in one dictionary, what a row shows and the state that it follows
@@ -130,17 +129,9 @@ class LatentStateWorkflow(WorldModelWorkflow):
         extras = self.dynamics.pack(state) if mode == "train" else {}
         return PolicyStep(action, {**state, "action": action}, extras)
 
-    def policy(self, controller: str | None) -> Policy:
-        """Rows of another controller keep a blank context, so that all rows have one; learning fills it in."""
-        acting = super().policy(controller)
-        if controller is None:
-            return acting
-
-        def act_alone(time_step: TimeStep, state: Any, *, mode: Mode) -> PolicyStep:
-            answer = acting(time_step, state, mode=mode)
-            return replace(answer, extras=self.dynamics.pack(self.blank_state(time_step)))
-
-        return act_alone
+    def extras_of_others(self, time_step: TimeStep) -> Batch:
+        """A blank context, so that all rows have one; learning fills it in."""
+        return self.dynamics.pack(self.blank_state(time_step))
 
     # --- learning from rows with contexts ---
 

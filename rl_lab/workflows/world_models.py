@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rl_lab.components.world_model.conv_vae import draw_latent, vae_loss
 from rl_lab.components.world_model.mdn_rnn import DreamStarts, mdn_rnn_loss
+from rl_lab.components.world_model.remembered_latents import RememberedLatents
 from rl_lab.training.schedules import Schedule, value_at
 from rl_lab.types import Batch, CollectResult, ConfigError, Metrics, Phase, PolicyStep, StateTree, TimeStep
 from rl_lab.workflows.base import Mode, WorldModelWorkflow, checked_scales, named
@@ -109,8 +110,7 @@ class WorldModels(WorldModelWorkflow):
         self.images_per_update, self.kl_tolerance, self.temperature = images_per_update, kl_tolerance, temperature
         self.rollouts, self.dream_steps, self.num_starts = rollouts, dream_steps, dream_starts
         self.loss_scales = checked_scales(loss_scales, algorithm="World Models", terms=sum(TERMS.values(), ()))
-        self.is_evolving = False  # the phase under way tries candidates on the environment
-        self.generations_begun = 0
+        self.is_evolving, self.generations_begun = False, 0  # whether candidates are tried on the environment now
         self.candidates: Tensor | None = None  # [P, n] of the generation under way on the environment
 
     def initialize(self, context: WorkflowContext) -> None:
@@ -126,17 +126,16 @@ class WorldModels(WorldModelWorkflow):
         self.optimizers = {name: context.optimizers.require(name) for name in TERMS}
         self.dream_starts = DreamStarts(capacity=self.num_starts, input_size=self.vae.output_size)
         context.components.add("dream_starts", self.dream_starts.to(context.runtime.device))
+        self.latents = RememberedLatents(self.vae, context.runtime)  # type: ignore[arg-type]
         self.next_rollout = torch.zeros((), dtype=torch.int64, device=context.runtime.device)
         self.encoder, self.dynamics, self.decoder = self.vae, self.memory, self.vae  # as films name them
         self.reward_head, self.continue_head = self.memory.reward, self.memory.continue_probability
 
     def check_phase(self, phase: Phase) -> None:
         super().check_phase(phase)
-        if phase.type == "eval_only":
-            return
         evolves = "update_controller" in phase.workflow_hooks and phase.type == "online"
         is_alone = phase.controller is None and len(phase.workflow_hooks) == 1
-        if evolves != (phase.buffer == RETURNS) or (evolves and not is_alone):
+        if phase.type != "eval_only" and (evolves != (phase.buffer == RETURNS) or (evolves and not is_alone)):
             raise ConfigError(
                 f"Phase '{phase.name}': one that evolves a controller on the environment is online and has `buffer: "
                 f"{RETURNS}`, `workflow_hooks: [update_controller]` and no `controller`; every other one has `buffer: "
@@ -161,7 +160,8 @@ class WorldModels(WorldModelWorkflow):
             extras = {"candidate": candidate, "generation": torch.full_like(rollout, self.generations_begun)}
         rows = {self.vae.image_key: time_step.observation[self.vae.image_key], "is_first": time_step.is_first}
         after = self.respond({**rows, **marked(BEFORE, before), "parameters": parameters}, {}, is_sure=mode == "eval")
-        return PolicyStep(after["action"], {**after, "rollout": rollout}, extras)
+        looked_at = self.latents.seen(after.pop("normal")) if mode == "train" else {}
+        return PolicyStep(after["action"], {**after, "rollout": rollout}, extras or looked_at)
 
     @torch.no_grad()
     def respond(self, rows: Batch, numbers: Batch, *, is_sure: bool) -> Batch:
@@ -169,13 +169,16 @@ class WorldModels(WorldModelWorkflow):
         before = those_marked(BEFORE, rows)
         with self.context.runtime.autocast():
             known = self.vae(rows), before.pop("action"), before, rows["is_first"]
-            seen, _ = self.memory.observe(*known, deterministic=is_sure)
-            return {**seen, "action": self.decide(self.memory.features(seen), rows["parameters"])}
+            seen, normal = self.memory.observe(*known, deterministic=is_sure)
+            return {**seen, "normal": normal, "action": self.decide(self.memory.features(seen), rows["parameters"])}
 
     def decide(self, features: Tensor, parameters: Tensor) -> Tensor:
         """Actions `[N, ...]` in states, of one controller `[1, n]` or of one for each `[N, n]`."""
         inputs = self.memory.controller_inputs(features).unflatten(0, (len(parameters), -1))
         return self.controller(inputs, parameters).flatten(0, 1)
+
+    def extras_of_others(self, time_step: TimeStep) -> Batch:
+        return self.latents.blank(time_step.num_envs, time_step.reward.device)
 
     def blank_state(self, time_step: TimeStep) -> Batch:
         spec, count, device = self.context.spec.action, time_step.num_envs, time_step.reward.device
@@ -202,20 +205,21 @@ class WorldModels(WorldModelWorkflow):
     # --- learning ---
 
     def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """V, then M, from the same rows."""
-        return self.update_vae(batch, phase=phase) | self.update_memory(batch, phase=phase)
+        return self.update_vae(batch, phase=phase) | self.update_memory(batch, phase=phase)  # from the same rows
 
     def update_vae(self, batch: Batch, *, phase: Phase) -> Metrics:
         """V from single images, `images_per_update` of those in the rows."""
         images = batch[self.vae.image_key].flatten(0, 1)
         if (count := self.images_per_update) is not None:
             images = images[torch.randint(len(images), (count,), device=images.device)]
+        self.latents.forget()
         return self.learn_from({self.vae.image_key: images}, phase, "vae", self.learn_vae)
 
     def update_memory(self, batch: Batch, *, phase: Phase) -> Metrics:
         """M from sequences, in the latents of V as it is."""
-        keys = (self.vae.image_key, "action", "reward", "is_first", "is_terminal")
-        return self.learn_from({key: batch[key] for key in keys}, phase, "memory", self.learn_memory)
+        rows = {key: batch[key] for key in ("action", "reward", "is_first", "is_terminal")}
+        rows["normal"] = self.latents.of_rows(batch)
+        return self.learn_from(rows, phase, "memory", self.learn_memory)
 
     def learn_from(self, rows: Batch, phase: Phase, name: str, learn: Callable[[Batch, Batch], Batch]) -> Metrics:
         scales = {term: value_at(self.loss_scales[term], phase.progress) for term in TERMS[name]}
@@ -231,10 +235,8 @@ class WorldModels(WorldModelWorkflow):
     def learn_memory(self, batch: Batch, numbers: Batch) -> Batch:
         """Rows `[B, T]` to new parameters of M, and to places where dreams may begin."""
         with self.context.runtime.autocast():
-            with torch.no_grad():
-                normal = self.vae(batch)
-                self.dream_starts.keep(normal, batch["is_first"])
-            loss = mdn_rnn_loss(self.memory, batch, draw_latent(normal))  # type: ignore[arg-type]
+            self.dream_starts.keep(batch["normal"], batch["is_first"])
+            loss = mdn_rnn_loss(self.memory, batch, draw_latent(batch["normal"]))  # type: ignore[arg-type]
         return self.gradient_step(self.optimizers["memory"], loss, numbers, name="memory")
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
@@ -267,8 +269,7 @@ class WorldModels(WorldModelWorkflow):
         return self.evolution.ask()
 
     def dream_rollouts(self, population: Tensor, temperature: float) -> Batch:
-        """What candidates `[P, n]` earn in dreams, and their lengths: `[P, R]` each. All begin in the same R places.
-        Where only half of the dreams go on, the other half leaves the batch."""
+        """What candidates `[P, n]` earn in dreams from the same R places, and their lengths: `[P, R]` each."""
         device, count = self.context.runtime.device, len(population) * self.rollouts
         place, candidates = torch.arange(count, device=device), population.to(device, torch.float32)
         found = {key: torch.zeros(count, device=device) for key in ("episode_return", "length")}
@@ -280,7 +281,7 @@ class WorldModels(WorldModelWorkflow):
             running = self.dream(running | acting, numbers, steps=min(DREAM_CHUNK, self.dream_steps - step))
             for key in found:
                 found[key][place] = running[key]
-            going_on, half = int((running["alive"] >= FADED).sum()), len(place) // 2
+            going_on, half = int((running["alive"] >= FADED).sum()), len(place) // 2  # the other half leaves the batch
             if going_on == 0:
                 break
             if LEAST_DREAMS <= half >= going_on:
@@ -308,20 +309,19 @@ class WorldModels(WorldModelWorkflow):
 
     @torch.inference_mode()
     def imagine(self, start: Batch, *, horizon: int) -> Batch:
-        """What the model expects from states `[N, ...]` on, the controller acting: per step 0..H the model's state,
-        `reward` and the image; `action` for steps 0..H-1."""
+        """From states `[N, ...]` on, the controller acting: states, `reward`, image at 0..H; `action` at 0..H-1."""
         evolved = self.controller.evolved.unsqueeze(0)
         with self.context.runtime.autocast():
             states, action = self.memory.imagine(start, lambda features, _: self.decide(features, evolved), horizon)
             features = self.memory.features(states)
-            reward = self.memory.reward(features).mean()
-            return {**self.vae.reconstruct(features), **states, "reward": reward, "action": action}
+            foreseen = {"reward": self.memory.reward(features).mean(), "action": action}
+            return {**self.vae.reconstruct(features), **states, **foreseen}
 
     # --- resuming ---
 
     def get_state(self) -> StateTree:
-        counted = {"next_rollout": self.next_rollout, "generations_begun": self.generations_begun}
-        return {"evolution": self.evolution.get_state(), "candidates": self.candidates, **counted}
+        kept = {key: getattr(self, key) for key in ("candidates", "next_rollout", "generations_begun")}
+        return {"evolution": self.evolution.get_state(), **kept}
 
     def set_state(self, state: StateTree) -> None:
         device = self.context.runtime.device

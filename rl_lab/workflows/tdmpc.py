@@ -130,12 +130,16 @@ class TDMPC(ImplicitModelWorkflow):
         return reward + self.discount * (~is_terminal) * value
 
     def policy_loss(self, latents: Tensor, valid: Tensor, task: Tensor | None = None) -> LossOutput:
-        """Towards actions of more value; no gradient reaches the critics."""
+        """Towards actions of more value; no gradient reaches the critics.
+
+        A sum over steps where the model's losses are means (nicklashansen/tdmpc, tdmpc.py `update_pi`): so the norm at
+        which gradients are cut is reached H + 1 times as soon.
+        """
         assert isinstance(self.critic, nn.Module)
         valid = torch.cat((valid, valid[:, -1:]), dim=1)  # the last latent follows the last action
         with frozen(self.critic):
             value = self.critic.value(latents, self.policy_action(latents, task), of_two="least")  # [B, H+1]
-        return LossOutput({"policy": -self.weigh(value, valid)})
+        return LossOutput({"policy": -self.weigh(value, valid) * value.shape[1]})
 
 
 def last(number: float | Schedule) -> float:

@@ -156,14 +156,14 @@ def test_the_model_loss_by_hand() -> None:
 
 
 def test_the_policy_loss_by_hand() -> None:
-    """The least of both critics, later steps by powers of 0.5; their parameters get no gradient."""
+    """The least of both critics, summed over steps, later ones by powers of 0.5; their parameters get no gradient."""
     workflow, _ = make()
     critic = nn.Module()
     critic.value = lambda latent, action, of_two: {"least": 3.0, "mean": 9.0}[of_two] * action[..., 0]  # type: ignore
     workflow.critic = critic
     workflow.actor = lambda latent: SimpleNamespace(sample=lambda: torch.ones(1, 6, 2))
     loss = workflow.policy_loss(torch.zeros(1, 6, 16), torch.ones(1, 5))
-    assert loss.terms["policy"].item() == pytest.approx(-3.0 * sum(0.5**step for step in range(6)) / 6)
+    assert loss.terms["policy"].item() == pytest.approx(-3.0 * sum(0.5**step for step in range(6)))
 
 
 @pytest.mark.parametrize("observation", [VECTOR, IMAGE, {**VECTOR, **IMAGE}], ids=["state", "pixels", "both"])

@@ -171,6 +171,38 @@ def test_dreams_end_where_it_is_likely_or_as_often_as_predicted() -> None:
         small_memory(dream_ends="never")
 
 
+@torch.no_grad()
+def test_ends_that_weigh_more_are_learnt_to_be_likelier_and_told_as_they_are() -> None:
+    """Of five rows one ends: with a weight of 9 the learnt odds are 9 to 4, those that are told 1 to 4."""
+    memory = small_memory(dream_ends="expected", end_weight=9.0)
+    memory.outcome_output.weight.zero_()
+    memory.outcome_output.bias[1] = math.log(9.0 / 4.0)
+    features = torch.randn(3, 13)
+    assert memory.continue_probability(features).mean().tolist() == pytest.approx([0.8] * 3)
+    assert memory.survival(features).tolist() == pytest.approx([0.8] * 3)
+    memory.dream_ends = "likely"
+    for probability, goes_on in ((0.09, 1.0), (0.11, 0.0)):  # 1 / (1 + 9) between them
+        memory.outcome_output.bias[1] = math.log(9.0 * probability / (1.0 - probability))
+        assert memory.survival(features).tolist() == [goes_on] * 3
+    with pytest.raises(ConfigError, match="end_weight is 0.0: write a number above 0, such as 10"):
+        small_memory(end_weight=0.0)
+
+
+@torch.no_grad()
+def test_the_loss_of_ends_by_their_weight_by_hand() -> None:
+    memory, rows = small_memory(end_weight=10.0), rows_of()
+    latent = torch.randn(3, 7, 3, generator=torch.Generator().manual_seed(6))
+    _, end = memory.outcome(memory.hidden_of_rows(latent, rows["action"], rows["is_first"]))
+    total, count, ends = 0.0, 0, 0
+    for b, t in ((b, t) for b in range(3) for t in range(1, 7) if not rows["is_first"][b, t]):
+        chance = 1.0 / (1.0 + math.exp(-float(end[b, t])))
+        is_end = bool(rows["is_terminal"][b, t])
+        total -= 10.0 * math.log(chance) if is_end else math.log(1.0 - chance)
+        count, ends = count + 1, ends + is_end
+    assert ends > 0
+    assert float(mdn_rnn_loss(memory, rows, latent).terms["end"]) == pytest.approx(total / count, rel=1e-4)
+
+
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 2.0])
 def test_temperature_flattens_weights_and_widens_normals(temperature: float) -> None:
     """Weights are powers 1 / temperature, made to add up to 1; variances are multiplied by the temperature."""

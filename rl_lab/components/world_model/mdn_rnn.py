@@ -11,6 +11,7 @@ A state is the latent and the LSTM's memory, both of its parts; the mixture has 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -73,9 +74,12 @@ class MDNRNN(nn.Module):
 
     controller_sees   parts of a state that a controller gets: [latent, hidden] as for CarRacing in the paper, [latent,
                       hidden, cell] as for Doom, [latent] for a controller without a memory
-    dream_ends        likely: a dream is over once the end is likelier than not, as in the paper; drawn: with the
-                      probability of the end, so that a risk that is never likely ends dreams as often as episodes;
-                      expected: never, what comes later counts by the probability of getting there, with less noise
+    end_weight        how much more a row at which an episode ended counts in learning when they do: 10 in the paper's
+                      Doom
+    dream_ends        likely: a dream is over once the end is learnt to be likelier than not, that is from a probability
+                      of 1 / (1 + end_weight) on, as in the paper; drawn: with the probability of the end, so that a
+                      risk that is never likely ends dreams as often as episodes; expected: never, what comes later
+                      counts by the probability of getting there, with less noise
     """
 
     choice_ids: Tensor
@@ -89,6 +93,7 @@ class MDNRNN(nn.Module):
         gaussians: int = 5,
         controller_sees: Sequence[str] = ("latent", "hidden"),
         dream_ends: str = "likely",
+        end_weight: float = 1.0,
     ) -> None:
         super().__init__()
         if not controller_sees or len({*controller_sees} & {*PARTS}) != len(controller_sees):
@@ -103,7 +108,9 @@ class MDNRNN(nn.Module):
             )
         if dream_ends not in DREAM_ENDS:
             raise ConfigError(f"components.memory.dream_ends is {dream_ends!r}: write one of {', '.join(DREAM_ENDS)}.")
-        self.dream_ends = dream_ends
+        if end_weight <= 0.0:
+            raise ConfigError(f"components.memory.end_weight is {end_weight}: write a number above 0, such as 10.")
+        self.dream_ends, self.end_weight = dream_ends, end_weight
         self.action, self.latents, self.hidden, self.gaussians = action, input_size // 2, hidden, gaussians
         self.controller_sees = tuple(controller_sees)
         self.output_size = sum(self.state_sizes()[part] for part in controller_sees)
@@ -179,7 +186,8 @@ class MDNRNN(nn.Module):
         return Mixture(torch.log_softmax(weight, dim=-1), mean, log_std.clamp(min=LEAST_LOG_STD))
 
     def outcome(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The reward `[...]` that comes with this memory, and the logit of nothing coming after it."""
+        """The reward `[...]` that comes with this memory, and the logit of nothing coming after it, as ends of
+        `end_weight` taught it."""
         reward, end = self.outcome_output(hidden).float().unbind(dim=-1)
         return reward, end
 
@@ -187,14 +195,15 @@ class MDNRNN(nn.Module):
         return Number(self.outcome(self._hidden(features))[0])
 
     def continue_probability(self, features: Tensor) -> Number:
-        return Number(torch.sigmoid(-self.outcome(self._hidden(features))[1]))
+        return Number(torch.sigmoid(math.log(self.end_weight) - self.outcome(self._hidden(features))[1]))
 
     def survival(self, features: Tensor) -> Tensor:
         """How much of a dream goes on after a state, `[...]` from 0 to 1, as `dream_ends` says."""
         probability = self.continue_probability(features).value
         if self.dream_ends == "expected":
             return probability
-        return (probability >= (torch.rand_like(probability) if self.dream_ends == "drawn" else 0.5)).float()
+        likely = self.end_weight / (1.0 + self.end_weight)
+        return (probability >= (torch.rand_like(probability) if self.dream_ends == "drawn" else likely)).float()
 
     def _hidden(self, features: Tensor) -> Tensor:
         return features[..., self.latents : self.latents + self.hidden]
@@ -238,7 +247,8 @@ def mdn_rnn_loss(memory: MDNRNN, rows: Batch, latent: Tensor) -> LossOutput:
     errors = {
         "latent": -memory.mixture(hidden).log_likelihood(latent[:, 1:]).mean(dim=-1),
         "reward": (reward - rows["reward"][:, 1:]).square(),
-        "end": F.binary_cross_entropy_with_logits(end, is_terminal, reduction="none"),
+        "end": F.binary_cross_entropy_with_logits(end, is_terminal, reduction="none")
+        * (1.0 + (memory.end_weight - 1.0) * is_terminal),
     }
     total = counts.sum().clamp(min=1.0)
     return LossOutput({name: (error * counts).sum() / total for name, error in errors.items()})

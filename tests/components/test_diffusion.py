@@ -195,6 +195,15 @@ def test_the_transformer_sees_neither_later_actions_nor_later_observations() -> 
     assert by_plan[0, :5].any(dim=1).all() and not by_plan[0, 5:].any() and by_features[0].any(dim=1).all()
 
 
+def test_the_transformers_level_is_waves_that_the_layers_of_the_memory_read() -> None:
+    """Level 5 of 16 units: sin and cos of 5 times 1 to 1/10,000, in 8 even steps of the exponent."""
+    denoiser = denoisers()[1]
+    assert isinstance(denoiser, DenoisingTransformer) and not list(denoiser.level.parameters())
+    angles = [5.0 * 10_000.0 ** (-i / 7) for i in range(8)]
+    expected = [wave(angle) for wave in (math.sin, math.cos) for angle in angles]
+    assert denoiser.level(torch.tensor([5]))[0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
 def test_the_published_unet_has_its_published_size() -> None:
     with torch.device("meta"):
         unet = ConditionalUNet(input_size=5, action=ACTION)

@@ -45,7 +45,7 @@ class DenoisingTransformer(nn.Module):
             raise ConfigError(f"transformer: dropout is {dropout}; write a number from 0 to below 1, such as 0.01.")
         self.from_action = nn.Linear(action_size(action), units)
         self.from_observation = nn.Linear(input_size, units)
-        self.level = LevelEmbedding(units)
+        self.level = LevelEmbedding(units, has_layers=False)  # those of the memory follow
         self.plan_place = nn.Parameter(torch.zeros(1, prediction_steps, units))
         self.memory_place = nn.Parameter(torch.zeros(1, 1 + observation_steps, units))
         self.memory = nn.Sequential(nn.Linear(units, 4 * units), nn.Mish(), nn.Linear(4 * units, units))

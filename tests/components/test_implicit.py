@@ -108,6 +108,20 @@ def test_images_become_latents(observation: dict[str, ArraySpec]) -> None:
     assert not torch.equal(encoder(rows), encoder({**rows, "image": torch.zeros_like(rows["image"])}))
 
 
+def test_the_published_convolutions_make_the_latents_own_numbers() -> None:
+    """64 x 64 pixels become 4 x 4 x 32 = 512: a latent of as many is their simplices; others pass a layer."""
+    image = torch.randint(0, 256, (2, 64, 64, 3), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
+    encoder = ImplicitEncoder(observation=IMAGE, latent_size=512)
+    hidden = image.permute(0, 3, 1, 2) / 255.0 - 0.5
+    for index, (stride, layer) in enumerate(zip((2, 2, 2, 1), encoder.images["image"].convolutions, strict=True)):  # type: ignore[arg-type]
+        hidden = F.conv2d(hidden, layer.weight, layer.bias, stride=stride)
+        hidden = hidden.relu() if index < 3 else hidden
+    expected = hidden.flatten(1).unflatten(1, (64, 8)).softmax(dim=-1).flatten(1)
+    torch.testing.assert_close(encoder({"image": image}), expected)
+    for other in ({"latent_size": 128}, {"observation": {**IMAGE, **VECTOR}}):
+        assert ImplicitEncoder(**{"observation": IMAGE, "latent_size": 512, **other}).mlp is not None  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

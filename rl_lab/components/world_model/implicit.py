@@ -126,6 +126,8 @@ class TaskEmbedding(nn.Module):
 class ImplicitEncoder(nn.Module):
     """Observations to latents: vectors through an MLP, images through four convolutions, several through both.
 
+    Of images alone whose convolutions make `latent_size` numbers, such as 64 x 64 pixels and 512, these numbers are the
+    simplices, as in nicklashansen/tdmpc2 (common/layers.py `conv`); everything else passes a normed layer first.
     Where the environment has several tasks (an observation `task`), a latent ends with the embedding of its own, so
     that whatever reads it knows the task.
     """
@@ -155,7 +157,8 @@ class ImplicitEncoder(nn.Module):
         width = sum(part.output_size for part in (*self.images.values(), *self.vectors.values()))  # type: ignore[misc]
         self.simplex_size, self.latent_size, self.output_size = simplex_size, latent_size, latent_size + task_size
         hidden = [units] * (layers - 1 if self.vector_keys else 0)
-        self.mlp = NormedMLP(width + task_size, hidden, latent_size, simplex_size=simplex_size)
+        is_whole = not self.vector_keys and not tasks and width == latent_size and latent_size % simplex_size == 0
+        self.mlp = None if is_whole else NormedMLP(width + task_size, hidden, latent_size, simplex_size=simplex_size)
         self.task = TaskEmbedding(tasks, task_size) if tasks else None
 
     def forward(self, observation: Batch) -> Tensor:
@@ -163,6 +166,8 @@ class ImplicitEncoder(nn.Module):
         parts = [tower(observation[key]) for key, tower in zip(self.image_keys, self.images.values(), strict=True)]
         readers = zip(self.vector_keys, self.vectors.values(), strict=True)
         parts += [reader(observation[key]) for key, reader in readers]
+        if self.mlp is None:
+            return simnorm(torch.cat(parts, dim=-1), self.simplex_size)
         if self.task is None:
             return self.mlp(torch.cat(parts, dim=-1)).squeeze(0)
         task = self.task(observation[TASK])

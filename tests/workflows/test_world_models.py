@@ -316,6 +316,12 @@ def test_a_run_cut_at_random_in_every_stage_equals_the_uninterrupted_run(experim
 # --- films, policies ---------------------------------------------------------------------------
 
 
+def test_the_bar_below_the_track_is_not_seen() -> None:
+    """Of 96 rows the paper's code takes 84 (carracing/env.py, `_process_frame`), then makes them smaller."""
+    wrappers = compose("world_models_car_racing")["environment"]["wrappers"]
+    assert wrappers[-2:] == [{"id": "crop", "bottom": 12}, {"id": "resize", "height": 64, "width": 64}]
+
+
 def test_it_is_filmed_and_acts_outside_a_run(tmp_path: Path) -> None:
     run = rl_lab.train(DREAM, overrides=CUT, run_id="small", runs_dir=tmp_path, quiet=True)
     policy = rl_lab.load(str(run.path))

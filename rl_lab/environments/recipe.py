@@ -93,6 +93,15 @@ class Recipe:
         return f"environment '{self.id}' does not accept kwargs {self.kwargs}: {reason}.{hint}"
 
 
+def close(env: gym.Env | gym.vector.VectorEnv) -> str:
+    """Close an environment; what it raised, if it did: nothing depends on it, the garbage collector has the rest."""
+    try:
+        env.close()
+    except Exception as error:  # noqa: BLE001 (user code)
+        return f"raised {type(error).__name__}: {error} while closing"
+    return ""
+
+
 def _creator(entry_point: Any) -> Any:
     return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 

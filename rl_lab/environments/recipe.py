@@ -107,12 +107,14 @@ def _creator(entry_point: Any) -> Any:
 
 
 def can_render(entry_point: Any) -> bool:
-    """Whether the class says that it draws RGB arrays, or the function that it takes a render mode."""
+    """Whether it takes a render mode, and, where it is a class, says that it draws RGB arrays."""
     creator = _creator(entry_point)
+    parameters = inspect.signature(creator).parameters.values()
     if inspect.isfunction(creator):
-        return "render_mode" in inspect.signature(creator).parameters
+        return any(parameter.name == "render_mode" for parameter in parameters)
+    takes_mode = any(each.name == "render_mode" or each.kind is each.VAR_KEYWORD for each in parameters)
     metadata = getattr(creator, "metadata", None)
-    return isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
+    return takes_mode and isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
 
 
 @dataclass(frozen=True)

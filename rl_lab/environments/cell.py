@@ -162,8 +162,10 @@ class Cell:
             rows.reward[i] = reward
             self._write(observation, rows.observation, i)
             if self.outcomes and (terminated or truncated):
-                for name, value in info.get("outcome", {}).items():
-                    rows.outcome[name][i] = value
+                outcome = info.get("outcome", {})
+                for name in self.outcomes:
+                    if name in outcome:
+                        rows.outcome[name][i] = outcome[name]
         except RLLabError:
             raise
         except Exception as error:  # noqa: BLE001 (see _restart)

@@ -143,9 +143,17 @@ def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
         frames_per_step=frames_per_step,
         render_fps=max(1, round((env.metadata.get("render_fps") or 30) / frames_per_step)),
         description=observations.description,
-        outcomes=tuple(name for layer in reversed(layers(env)) for name in getattr(layer, "outcomes", ())),
+        outcomes=tuple(dict.fromkeys(name for layer in reversed(layers(env)) for name in outcomes_of(layer))),
     )
     return Blueprint(override_spec(spec, recipe.overrides), observations, actions)
+
+
+def outcomes_of(layer: gym.Env) -> tuple[str, ...]:
+    """The names of the numbers that an episode of this environment or wrapper ends with."""
+    names = getattr(layer, "outcomes", ())
+    if isinstance(names, str):
+        raise ConfigError(f"{type(layer).__name__}.outcomes is '{names}': write self.outcomes = ('{names}',).")
+    return tuple(names)
 
 
 def _num_labels(action: ActionSpec) -> int:

@@ -40,6 +40,12 @@ def register_wrapper(name: str) -> Callable[[Callable[..., gym.Env]], Callable[.
     return add
 
 
+def with_outcome(info: dict[str, Any], **outcome: float) -> dict[str, Any]:
+    """The info with these outcomes beside those of the layers within."""
+    within = info.get("outcome")  # some environments use the word for something else
+    return {**info, "outcome": {**(within if isinstance(within, dict) else {}), **outcome}}
+
+
 def check_wrappers(wrappers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
     """The same list with every id and argument known, or a ConfigError before anything is built."""
     for place, entry in enumerate(wrappers):

@@ -295,6 +295,26 @@ def test_wrappers_that_do_not_fit_are_refused(env_id: str, wrapper: dict[str, An
         make_environment(id=env_id, wrappers=[wrapper])
 
 
+@pytest.mark.parametrize("declares", [True, False])
+def test_a_wrapper_adds_its_outcome_to_those_within(declares: bool) -> None:
+    class Scored(Script):
+        outcomes = ("score",) if declares else ()
+
+        def step(self, action: Any) -> Any:
+            outcome = {"score": 7.0} if declares else "some word"
+            return *super().step(action)[:4], {"outcome": outcome, "success": len(self.taken) == 1}
+
+    gym.registry.pop("wrappers_test/Scored-v0", None)
+    gym.register("wrappers_test/Scored-v0", entry_point=Scored, kwargs={"length": 2})
+    wrappers = [{"id": "success"}, {"id": "success"}]
+    environment = make_environment(id="wrappers_test/Scored-v0", wrappers=wrappers, vectorization="sync")
+    assert environment.spec.outcomes == (("score", "success") if declares else ("success",))
+    environment.reset()
+    rows = [environment.step(np.zeros(1, np.int64)) for _ in range(2)]
+    assert np.isnan(rows[0].outcome["success"][0]) and rows[1].outcome["success"][0] == 1.0
+    assert not declares or rows[1].outcome["score"][0] == 7.0
+
+
 def test_users_register_their_own_wrappers_once() -> None:
     @register_wrapper("test_double_reward")
     class DoubleReward(gym.RewardWrapper):

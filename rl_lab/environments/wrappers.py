@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -25,6 +26,12 @@ from rl_lab.types import ConfigError, did_you_mean
 
 StepResult = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 WRAPPERS: dict[str, Callable[..., gym.Env]] = {}
+KINDS: dict[Any, tuple[type, str]] = {  # of an argument, by its annotation
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    bool: (bool, "true or false"),
+    str: (str, "a text"),
+}
 
 
 def register_wrapper(name: str) -> Callable[[Callable[..., gym.Env]], Callable[..., gym.Env]]:
@@ -53,7 +60,7 @@ def check_wrappers(wrappers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
         if not isinstance(entry, Mapping) or "id" not in entry:
             raise ConfigError(f"{where} is {entry!r}: write a mapping with an id, such as {{id: grey}}.")
         name = entry["id"]
-        if name not in WRAPPERS:
+        if not isinstance(name, str) or name not in WRAPPERS:
             raise ConfigError(
                 f"{where}: there is no wrapper '{name}'.{did_you_mean(str(name), WRAPPERS)} "
                 f"Known: {', '.join(sorted(WRAPPERS))}."
@@ -71,7 +78,21 @@ def check_wrappers(wrappers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
         missing = [p.name for p in parameters if p.default is p.empty and p.name not in entry]
         if missing:
             raise ConfigError(f"{where}: wrapper '{name}' needs {', '.join(missing)}.")
+        _check_kinds(where, entry)
     return tuple({str(key): value for key, value in entry.items()} for entry in wrappers)
+
+
+def _check_kinds(where: str, entry: Mapping[str, Any]) -> None:
+    """Refuse a text where a number belongs: many a wrapper would take it and fail at every step."""
+    try:
+        parameters = inspect.signature(WRAPPERS[entry["id"]], eval_str=True).parameters
+    except NameError:  # a user's annotation that cannot be read
+        return
+    for key, value in entry.items():
+        hint = parameters[key].annotation if key != "id" else None
+        kind, allowed = KINDS.get(hint, (object, ""))
+        if not isinstance(value, kind) or (isinstance(value, bool) and hint in (int, float)):
+            raise ConfigError(f"{where}: wrapper '{entry['id']}': {key} is {value!r}, it must be {allowed}.")
 
 
 def apply_wrappers(env: gym.Env, wrappers: Sequence[Mapping[str, Any]]) -> gym.Env:

@@ -382,8 +382,16 @@ def test_an_environment_that_cannot_be_built_again_stops_the_run(monkeypatch: py
         environment.step(np.zeros(1, np.int64))
 
 
+class OddReward(Faulty):
+    def step(self, action: Any) -> Any:
+        observation, _, *others = super().step(action)
+        return observation, "much", *others
+
+
 def test_a_bad_reward_repeats_the_whole_observation_in_every_mode() -> None:
-    wrong = {"id": FAULTY, "num_envs": 2, "wrappers": [{"id": "state_count_bonus", "scale": "much"}]}
+    gym.registry.pop("faults_test/OddReward-v0", None)
+    gym.register("faults_test/OddReward-v0", entry_point=f"{__name__}:OddReward")
+    wrong: dict[str, Any] = {"id": "faults_test/OddReward-v0", "num_envs": 2}
     sync, other = (make_environment(**wrong, vectorization=way, max_restarts=50) for way in ("sync", "async"))
     expected, found = play(sync, steps=4, seed=0), play(other, steps=4, seed=0)
     assert tree.equal(as_tree(expected), as_tree(found))

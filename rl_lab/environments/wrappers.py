@@ -120,6 +120,14 @@ def require_order(low: float, high: float) -> None:
         raise ConfigError(f"low={low} must be below high={high}.")
 
 
+def can_be_flat(space: spaces.Space) -> bool:
+    """Whether an observation can be made one vector."""
+    try:
+        return space.is_np_flattenable
+    except NotImplementedError:  # spaces of other packages
+        return False
+
+
 # --- time --------------------------------------------------------------------------------------
 
 
@@ -218,6 +226,8 @@ class StateCountBonus(gym.Wrapper):
 
     def __init__(self, env: gym.Env, scale: float = 0.1, decimals: int = 1) -> None:
         super().__init__(env)
+        if not can_be_flat(env.observation_space):
+            raise ConfigError(f"it cannot count {env.observation_space}: use select_keys to drop a part before it.")
         self.scale, self.decimals = scale, decimals
         self.visits: dict[str, int] = {}
 
@@ -241,7 +251,8 @@ def _require_action_space(env: gym.Env, kind: type[spaces.Space]) -> Any:
 
 @register_wrapper("remap_actions")
 class RemapActions(gym.Wrapper):
-    """Only the listed actions remain, in the listed order; masks in `info` are remapped with them."""
+    """Only the listed actions remain, in the listed order; masks are remapped with them (those that a method tells by
+    the wrapper `action_mask`)."""
 
     def __init__(self, env: gym.Env, actions: Sequence[int]) -> None:
         space = _require_action_space(env, spaces.Discrete)
@@ -255,6 +266,11 @@ class RemapActions(gym.Wrapper):
         super().__init__(env)
         self.first_action = int(space.start)
         self.action_space = spaces.Discrete(len(self.allowed))
+        seen = env.observation_space
+        self.shows_mask = isinstance(seen, spaces.Dict) and "action_mask" in seen.spaces
+        if self.shows_mask:
+            mask = spaces.MultiBinary(len(self.allowed))
+            self.observation_space = spaces.Dict({**seen.spaces, "action_mask": mask})  # type: ignore[attr-defined]
 
     def remap(self, values: Sequence[Any]) -> list[Any]:
         """The entries (labels, mask bits) of the actions that remain."""
@@ -262,16 +278,19 @@ class RemapActions(gym.Wrapper):
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(**options)
-        return observation, self._remap_info(info)
+        return self._remap_observation(observation), self._remap_mask(info)
 
     def step(self, action: Any) -> StepResult:
         observation, reward, terminated, truncated, info = self.env.step(self.allowed[int(action)])
-        return observation, reward, terminated, truncated, self._remap_info(info)
+        return self._remap_observation(observation), reward, terminated, truncated, self._remap_mask(info)
 
-    def _remap_info(self, info: dict[str, Any]) -> dict[str, Any]:
-        if "action_mask" in info:
-            return {**info, "action_mask": np.asarray(self.remap(info["action_mask"]))}
-        return info
+    def _remap_observation(self, observation: Any) -> Any:
+        return self._remap_mask(observation) if self.shows_mask else observation
+
+    def _remap_mask(self, holder: dict[str, Any]) -> dict[str, Any]:
+        if "action_mask" in holder:
+            return {**holder, "action_mask": np.asarray(self.remap(holder["action_mask"]), np.int8)}
+        return holder
 
 
 @register_wrapper("discretise_actions")

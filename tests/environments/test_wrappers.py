@@ -185,6 +185,23 @@ def test_a_mask_of_the_wrong_length_is_refused() -> None:
         env.reset()
 
 
+def test_masks_of_a_method_and_of_the_observation_follow_remapped_actions() -> None:
+    class Tells(Script):
+        def reset(self, **options: Any) -> Any:
+            return super().reset(**options)[0], {}
+
+        def action_masks(self) -> list[bool]:
+            return [True, False, False, True]
+
+    fewer = [{"id": "remap_actions", "actions": [3, 1, 0]}, {"id": "remap_actions", "actions": [1, 0]}]
+    env = apply_wrappers(Tells(), check_wrappers([*fewer, {"id": "action_mask"}]))
+    assert env.reset(seed=0)[0]["action_mask"].tolist() == [0, 1]  # of 1 and 3
+    chain = make_environment(id="rl_lab/MaskedChain-v0", wrappers=fewer[1:])
+    assert chain.spec.observation["action_mask"].shape == (2,)
+    alone = make_environment(id="rl_lab/MaskedChain-v0").reset().observation["action_mask"][0]
+    assert chain.reset().observation["action_mask"][0].tolist() == alone[[1, 0]].tolist()
+
+
 def test_remap_actions_also_remaps_masks_and_labels() -> None:
     env = wrapped({"id": "remap_actions", "actions": [3, 1]}, {"id": "action_mask"})
     assert env.reset()[0]["action_mask"].tolist() == [1, 0]
@@ -296,6 +313,7 @@ def test_wrong_wrappers_are_refused(wrappers: list[Any], message: str) -> None:
         ("Taxi-v4", {"id": "encode_discrete", "kind": "bynary"}, "kind is 'bynary'. Did you mean 'binary'"),
         ("Pendulum-v1", {"id": "action_mask"}, "'action_mask': it needs discrete actions"),
         ("MiniGrid-Empty-5x5-v0", {"id": "flatten"}, "cannot flatten"),
+        ("MiniGrid-Empty-5x5-v0", {"id": "state_count_bonus"}, "it cannot count .*: use select_keys"),
         ("rl_lab/Counter-v0", {"id": "pixel_observation"}, "needs an environment with the render mode rgb_array"),
     ],
 )

@@ -20,7 +20,7 @@ from rl_lab.environments.mujoco_drawing import draw_alone
 from rl_lab.environments.rendering import prepare_headless
 from rl_lab.environments.snapshot import layers
 from rl_lab.environments.spaces import ObservationConverter
-from rl_lab.environments.wrappers import WRAPPERS, apply_wrappers
+from rl_lab.environments.wrappers import WRAPPERS, apply_wrappers, wrong_kinds
 from rl_lab.types import ActionSpec, ConfigError, EnvSpec, RLLabError, did_you_mean
 
 SPEC_KEYS = {"labels": list | tuple, "solved_return": int | float, "max_episode_steps": int, "description": str}
@@ -64,6 +64,7 @@ class Recipe:
         try:
             if is_handed(spec.id):
                 return handed.make(spec, settings, render=self.render or needs_render)
+            self._check_kwargs(spec)
             if self.time_limit is not None:
                 settings["max_episode_steps"] = -1  # Gymnasium's way to say: no limit
             if (self.render or needs_render) and can_render(spec.entry_point):
@@ -82,6 +83,15 @@ class Recipe:
             raise ConfigError(f"environment '{self.id}' cannot be made: {error}{hint}") from error
         except Exception as error:  # whatever a constructor raises when it is given wrong arguments
             raise ConfigError(self._why_not_made(spec, error)) from error
+
+    def _check_kwargs(self, spec: GymnasiumSpec) -> None:
+        """Of our own suites: the annotations of others may mean less."""
+        creator = _creator(spec.entry_point) if self.kwargs else None
+        if creator is not None and str(getattr(creator, "__module__", "")).startswith("rl_lab."):
+            for key, allowed in wrong_kinds(creator, self.kwargs).items():
+                raise ConfigError(
+                    f"environment.kwargs.{key} of '{self.id}' is {self.kwargs[key]!r}: it must be {allowed}."
+                )
 
     def _why_not_made(self, spec: GymnasiumSpec, error: Exception) -> str:
         reason = f"{type(error).__name__}: {error}".partition(" was raised from the environment creator")[0]

@@ -83,16 +83,25 @@ def check_wrappers(wrappers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
 
 
 def _check_kinds(where: str, entry: Mapping[str, Any]) -> None:
-    """Refuse a text where a number belongs: many a wrapper would take it and fail at every step."""
+    arguments = {key: value for key, value in entry.items() if key != "id"}
+    for key, allowed in wrong_kinds(WRAPPERS[entry["id"]], arguments).items():
+        raise ConfigError(f"{where}: wrapper '{entry['id']}': {key} is {entry[key]!r}, it must be {allowed}.")
+
+
+def wrong_kinds(creator: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments that are not what their annotations say, such as a text where a number belongs, and what each must
+    be: much would be taken at first and fail at every step."""
     try:
-        parameters = inspect.signature(WRAPPERS[entry["id"]], eval_str=True).parameters
-    except NameError:  # a user's annotation that cannot be read
-        return
-    for key, value in entry.items():
-        hint = parameters[key].annotation if key != "id" else None
+        parameters = inspect.signature(creator, eval_str=True).parameters
+    except NameError:  # an annotation of a user's that cannot be read
+        return {}
+    wrong = {}
+    for key, value in arguments.items():
+        hint = parameters[key].annotation if key in parameters else None
         kind, allowed = KINDS.get(hint, (object, ""))
         if not isinstance(value, kind) or (isinstance(value, bool) and hint in (int, float)):
-            raise ConfigError(f"{where}: wrapper '{entry['id']}': {key} is {value!r}, it must be {allowed}.")
+            wrong[key] = allowed
+    return wrong
 
 
 def apply_wrappers(env: gym.Env, wrappers: Sequence[Mapping[str, Any]]) -> gym.Env:

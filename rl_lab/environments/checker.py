@@ -80,7 +80,7 @@ class _Check:
         """User code may raise anything; here that is the finding."""
         try:
             return function()
-        except Exception as error:  # noqa: BLE001
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             self.stop(f"{place} raised {type(error).__name__}: {error}{_line_of(error)}", cure)
 
     # --- spaces ---

@@ -361,6 +361,10 @@ def _recorded(run: RunDirectory, interruption: _Interruption) -> Iterator[None]:
                 run.write_status("interrupted", message=message)
                 raise
             message = str(error) if isinstance(error, RLLabError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, SystemExit):
+                error.add_note(
+                    f"error: the environment, or other code of yours, called sys.exit(): see {run.log_path}."
+                )
             run.write_status("failed", message=message)
             log = TextLogWriter(run.log_path)
             log.message("".join(traceback.format_exception(error)).rstrip(), "error")

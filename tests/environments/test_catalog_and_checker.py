@@ -160,6 +160,11 @@ class Raises(Good):
         raise KeyError("no such joint")
 
 
+class Leaves(Good):
+    def step(self, action: Any) -> Any:
+        raise SystemExit(3)
+
+
 class Engine(Good):
     def __init__(self) -> None:
         super().__init__()
@@ -258,6 +263,7 @@ class WrongKeys(Good):
         (Endless, "warning", "no episode ended within 200 random steps", "max_episode_steps"),
         (SharedBuffer, "error", "an observation returned earlier was changed", "copy"),
         (Raises, "error", "raised KeyError: 'no such joint'", "every action"),
+        (Leaves, "error", "raised SystemExit: 3", "every action"),
         (Engine, "warning", "exact resume will replay the episode's actions, because", "get_state()"),
         (OddSpace, "error", "is a Sequence space", "known spaces"),
         (NoSpace, "error", "action_space is missing", "self.action_space"),

@@ -50,12 +50,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 # Where an exception of any kind is met, file and function: user code runs inside, and why is said there.
 BROAD_EXCEPTS = {
-    "rl_lab/environments/cell.py": {"begin", "prepare", "step", "_rebuild", "close", "_is_restored"},
+    "rl_lab/environments/cell.py": {"begin", "prepare", "step", "_rebuild", "_is_restored"},
     "rl_lab/environments/checker.py": {"_call"},
     "rl_lab/environments/factory.py": {"make_native"},
     "rl_lab/environments/handed.py": {"__call__"},
     "rl_lab/environments/lookup.py": {"_import_users_module"},
-    "rl_lab/environments/recipe.py": {"_make"},
+    "rl_lab/environments/recipe.py": {"_make", "close"},
     "rl_lab/environments/rendering.py": {"take"},
     "rl_lab/environments/vector.py": {"reset", "step"},
     "rl_lab/environments/wrappers.py": {"apply_wrappers"},

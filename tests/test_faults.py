@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -237,3 +238,17 @@ def test_a_second_process_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint_from_before(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not finite at"):
         train(tmp_path, "cut", "optimizers.controller.learning_rate=1e30", "optimizers.controller.name=sgd")
+
+
+def test_an_environment_that_exits_fails_its_run_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_lab.workflows.ppo import PPO
+
+    def leaves(self: PPO, *arguments: Any, **keywords: Any) -> Any:
+        sys.exit("no more")
+
+    monkeypatch.setattr(PPO, "update_controller", leaves)
+    with pytest.raises(SystemExit) as caught:
+        train(tmp_path, "exits")
+    assert "called sys.exit(): see" in caught.value.__notes__[0]
+    status = RunDirectory.open(tmp_path / "exits").read_status()
+    assert status["state"] == "failed" and status["message"] == "SystemExit: no more"

@@ -63,6 +63,7 @@ COMMANDS = {
 SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in group.items()}
 MODULES = {"list": "list_runs", "export-policy": "export_policy", "wandb": "wandb_setup"}
 EXIT_FAILED, EXIT_USAGE = 1, 2
+SIGNALLED = 128  # exit codes above it are those of signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,9 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
     except (SystemExit, KeyboardInterrupt) as end:  # of argparse's --help, or by a signal
         notes, exit_code = getattr(end, "__notes__", []), getattr(end, "code", 128 + signal.SIGINT)
-        if notes or isinstance(end, KeyboardInterrupt):
-            say("\ninterrupted", *notes, sep="\n", file=sys.stderr)
-        return int(exit_code or 0)
+        is_number = isinstance(exit_code, int)
+        if isinstance(end, KeyboardInterrupt) or (notes and is_number and exit_code > SIGNALLED):
+            notes = ["\ninterrupted", *notes]
+        if notes:
+            say(*notes, sep="\n", file=sys.stderr)
+        return exit_code if is_number else int(exit_code is not None)
     except OSError as error:  # of stdout alone: that of a worker or a file must be seen
         if not give_up_if_broken(sys.stdout, probe="\n"):
             raise

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_lab.environments.lookup import SUITES, Suite, newest_version, suite_of
-from rl_lab.environments.recipe import Recipe, blueprint
+from rl_lab.environments.recipe import Recipe, blueprint, close
 from rl_lab.environments.snapshot import capture
 from rl_lab.environments.timing import Timing, alone, is_worth_prefetching, is_worth_processes, measure
 from rl_lab.types import EnvSpec
@@ -111,7 +111,7 @@ def look_at_environment(id: str) -> EnvDetails:
     single.drain_events()
     frame = single.render()
     why = " ".join(single.drain_events())
-    env.close()
+    close(env)
     bounds = getattr(env.unwrapped, "reward_range", None)
     is_known = bounds is not None and bool(np.isfinite(np.asarray(bounds, dtype=np.float64)).all())
     return EnvDetails(
@@ -144,7 +144,7 @@ def describe_environment(id: str) -> EnvSpec:
     recipe = Recipe(id)
     env = recipe.build()
     found = blueprint(env, recipe).spec
-    env.close()
+    close(env)
     return found
 
 

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_lab.environments.plain import from_text, to_text
+from rl_lab.environments.recipe import close
 from rl_lab.environments.snapshot import capture, restore
 from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.types import EnvironmentFault, EnvRows, RLLabError
@@ -161,8 +162,10 @@ class Cell:
             rows.reward[i] = reward
             self._write(observation, rows.observation, i)
             if self.outcomes and (terminated or truncated):
-                for name, value in info.get("outcome", {}).items():
-                    rows.outcome[name][i] = value
+                outcome = info.get("outcome", {})
+                for name in self.outcomes:
+                    if name in outcome:
+                        rows.outcome[name][i] = outcome[name]
         except RLLabError:
             raise
         except Exception as error:  # noqa: BLE001 (see _restart)
@@ -215,10 +218,8 @@ class Cell:
 
     def close(self) -> None:
         """Close the environment; one that cannot even close is left to the garbage collector."""
-        try:
-            self.env.close()
-        except Exception as error:  # noqa: BLE001 (user code again, and nothing depends on its success)
-            self.events.append(f"Environment {self.index} raised {type(error).__name__}: {error} while closing.")
+        if why := close(self.env):
+            self.events.append(f"Environment {self.index} {why}.")
 
     def get_state(self) -> dict[str, Any]:
         return {

@@ -18,13 +18,15 @@ import numpy as np
 
 from rl_lab.environments.actions import ActionConverter
 from rl_lab.environments.plain import text_or_none
-from rl_lab.environments.recipe import time_of
-from rl_lab.environments.snapshot import capture, what_is_not_plain
-from rl_lab.environments.spaces import ObservationConverter
+from rl_lab.environments.recipe import close, outcomes_of, time_of
+from rl_lab.environments.snapshot import capture, layers, what_is_not_plain
+from rl_lab.environments.spaces import ObservationConverter, is_image
 from rl_lab.types import ConfigError
 
 RESET_CURE = "Write: def reset(self, *, seed=None, options=None): super().reset(seed=seed); ...; return observation, {}"
 STEP_CURE = "Return observation, reward, terminated, truncated, info (five values)."
+OUTCOME_CURE = "Write self.outcomes = ('success',) and, on the last step, info = {'outcome': {'success': 1.0}}."
+CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class _Check:
         self.make, self.steps = make, steps
         self.findings: list[Finding] = []
         self.has_bad_observation = False
+        self.outcomes: tuple[str, ...] = ()  # the names that it and its wrappers declare
+        self.seen_outcomes: set[str] = set()
 
     def note(self, what: str, cure: str, level: Literal["error", "warning"] = "error") -> None:
         if what not in [known.what for known in self.findings]:  # the same on every step: once is enough
@@ -69,12 +73,14 @@ class _Check:
         self.determinism()
         self.episodes()
         self.snapshot()
+        if why := close(self.env):
+            self.note(why.replace("while closing", "in close()"), "Close what is open; it may come twice.", "warning")
 
     def _call(self, place: str, function: Callable[[], Any], cure: str) -> Any:
         """User code may raise anything; here that is the finding."""
         try:
             return function()
-        except Exception as error:  # noqa: BLE001
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             self.stop(f"{place} raised {type(error).__name__}: {error}{_line_of(error)}", cure)
 
     # --- spaces ---
@@ -91,6 +97,11 @@ class _Check:
             ObservationConverter(self.env.observation_space, env_id=env_id, num_actions=num_actions)
         except ConfigError as error:
             self.stop(str(error), "Use one of the known spaces, or a wrapper that converts to one.")
+        try:
+            self.outcomes = tuple(name for layer in layers(self.env) for name in outcomes_of(layer))
+        except ConfigError as error:
+            self.stop(str(error), "Write a tuple of names.")
+        self.images()
         space = self.env.action_space
         if isinstance(space, gym.spaces.Box) and not space.is_bounded():
             what = f"the action space {space} has no finite bounds, so policies act in [-1, 1] there"
@@ -98,6 +109,21 @@ class _Check:
         space.seed(0)
         if not space.contains(space.sample()):
             self.note(f"the action space {space} does not contain its own samples", "Check its dtype and bounds.")
+
+    def images(self) -> None:
+        """Boxes that look like images and would be taken for something else."""
+        space = self.env.observation_space
+        parts = space.spaces if isinstance(space, gym.spaces.Dict) else {"observation": space}
+        for name, part in parts.items():
+            if not isinstance(part, gym.spaces.Box) or len(part.shape) != 3:
+                continue
+            first, *_, last = part.shape
+            if is_image(part) and first in CHANNELS and last not in CHANNELS:
+                what = f"the image '{name}' of shape {part.shape} seems to have its channels first"
+                self.note(what, "Images are height x width x channels: np.moveaxis(image, 0, -1).", "warning")
+            elif not is_image(part) and (first in CHANNELS or last in CHANNELS) and min(part.shape[:2]) > 1:
+                what = f"'{name}' of shape {part.shape} and dtype {part.dtype} becomes one long vector, no image"
+                self.note(what, "An image is uint8: spaces.Box(0, 255, shape, np.uint8).", "warning")
 
     # --- reset and step ---
 
@@ -127,7 +153,21 @@ class _Check:
                 self.note(f"{name} is {flag!r} ({type(flag).__name__}), not a boolean", f"Return bool({name}).")
         if not isinstance(info, dict):
             self.note(f"info is a {type(info).__name__}, not a dict", "Return {} when there is nothing to say.")
+        elif self.outcomes and (terminated or truncated):
+            self.outcome(info.get("outcome", {}))
         return answer
+
+    def outcome(self, outcome: Any) -> None:
+        """The numbers that an episode ended with."""
+        if not isinstance(outcome, dict):
+            return self.note(f"info['outcome'] is {outcome!r}, not a dict", OUTCOME_CURE)
+        self.seen_outcomes |= outcome.keys()
+        for name, value in outcome.items():
+            if name not in self.outcomes:
+                declared = ", ".join(self.outcomes)
+                self.note(f"info['outcome'] has '{name}', but outcomes names only {declared}", OUTCOME_CURE)
+            elif not isinstance(value, int | float | np.number | np.bool_):
+                self.note(f"the outcome '{name}' is {value!r}, not a number", OUTCOME_CURE)
 
     def observation(self, observation: Any, place: str) -> None:
         space = self.env.observation_space
@@ -146,6 +186,14 @@ class _Check:
         if getattr(self.env.unwrapped, "is_alone_in_its_process", False):
             return self._determinism_in_turn()
         one, other = self.make(), self.make()
+        try:
+            self._compare(one, other)
+        finally:
+            for env in (one, other):
+                close(env)
+        return None
+
+    def _compare(self, one: gym.Env, other: gym.Env) -> None:
         first, second = self.reset(one, seed=7), self.reset(other, seed=7)
         if _text(first) != _text(second):
             cure = "Draw every random number from self.np_random, after super().reset(seed=seed)."
@@ -191,6 +239,10 @@ class _Check:
             if answer[2] or answer[3]:
                 episodes_ended += 1
                 observation = self.reset(self.env, seed=3 + episodes_ended)
+        missing = [name for name in self.outcomes if name not in self.seen_outcomes] if episodes_ended else []
+        if missing:
+            what = f"{episodes_ended} episodes ended, none with the outcome '{missing[0]}', which outcomes names"
+            self.note(what, OUTCOME_CURE, "warning")
         limit, _ = time_of(self.env)
         if episodes_ended == 0 and limit is None:
             what = f"no episode ended within {self.steps} random steps and no time limit is known"
@@ -208,7 +260,10 @@ class _Check:
         """A random action, one the mask allows where the observation has one."""
         space = self.env.action_space
         if isinstance(space, gym.spaces.Discrete) and isinstance(observation, dict) and "action_mask" in observation:
-            return space.sample(mask=np.asarray(observation["action_mask"], dtype=np.int8))
+            mask = np.asarray(observation["action_mask"], dtype=np.int8)
+            if not mask.any():
+                self.note("the action mask allows no action", "Allow one at least, or end the episode there.")
+            return space.sample(mask=mask)
         return space.sample()
 
 

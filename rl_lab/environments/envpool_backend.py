@@ -22,6 +22,8 @@ from rl_lab.environments.spaces import ObservationConverter
 from rl_lab.environments.vector import NativeEnvironment
 from rl_lab.types import ConfigError, EnvSpec, MissingExtraError, did_you_mean
 
+# Whose frame_skip is frames of a game; that of its MuJoCo is steps of the solver, which nobody counts.
+GAMES = ("envpool.atari", "envpool.vizdoom")
 REPLAY_STEPS = 5000  # steps of the whole pool that a resume plays again
 
 
@@ -51,6 +53,13 @@ class EnvPoolVector(VectorEnv):
 
     def max_episode_steps(self) -> int | None:
         return getattr(getattr(self._pool.spec, "config", None), "max_episode_steps", None)
+
+    def frames_per_step(self) -> int:
+        """Frames of a game for which it holds an action."""
+        from envpool.registration import registry
+
+        is_game = registry.specs[self.env_id][0].startswith(GAMES)
+        return max(1, int(self._pool.spec.config.frame_skip)) if is_game else 1
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -131,7 +140,13 @@ def make_envpool(
         raise ConfigError(f"EnvPool cannot make '{env_id}': {error} (environment.kwargs: {dict(kwargs)})") from error
     actions = ActionConverter(first.single_action_space, env_id=env_id)
     observations = ObservationConverter(first.single_observation_space, env_id=env_id)
-    found = EnvSpec(env_id, observations.specs, actions.spec, max_episode_steps=first.max_episode_steps())
+    found = EnvSpec(
+        env_id,
+        observations.specs,
+        actions.spec,
+        max_episode_steps=first.max_episode_steps(),
+        frames_per_step=first.frames_per_step(),
+    )
     first.close()
     plan = Blueprint(override_spec(found, spec), observations, actions)
     return NativeEnvironment(make, plan, num_envs=num_envs, seed=seed, max_restarts=max_restarts)

@@ -21,7 +21,7 @@ from rl_lab.environments.envpool_backend import make_envpool
 from rl_lab.environments.handed import is_handed
 from rl_lab.environments.lookup import find
 from rl_lab.environments.prefetch import PrefetchEnvironment
-from rl_lab.environments.recipe import Blueprint, Recipe, blueprint, can_render
+from rl_lab.environments.recipe import Blueprint, Recipe, blueprint, can_render, close
 from rl_lab.environments.several import make_several
 from rl_lab.environments.snapshot import capture, has_own_state, layers
 from rl_lab.environments.timing import (
@@ -119,7 +119,7 @@ def _run(
             way, depth = "async", 0
         elif way == "auto":
             way, depth = _choose(recipe, plan, scratch, len(seeds), native, prefetch_resets)
-    scratch.close()
+    close(scratch)
     if way == "native":
         return NativeEnvironment(native, plan, num_envs=len(seeds), seed=seeds[0], max_restarts=limits.max_restarts)
     if way == "sync" or (is_debugged() and not is_alone):
@@ -237,12 +237,12 @@ def _can_be_saved(native: Callable[[], VectorEnv]) -> bool:
     except ConfigError:
         return False  # single environments work
     if has_own_state(env.unwrapped):
-        env.close()
+        close(env)
         return True
     env.reset(seed=0)
     env.step(np.zeros(env.action_space.shape, env.action_space.dtype))
     mode = capture(env)["mode"]
-    env.close()
+    close(env)
     return mode != "restart"
 
 

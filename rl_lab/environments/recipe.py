@@ -20,7 +20,7 @@ from rl_lab.environments.mujoco_drawing import draw_alone
 from rl_lab.environments.rendering import prepare_headless
 from rl_lab.environments.snapshot import layers
 from rl_lab.environments.spaces import ObservationConverter
-from rl_lab.environments.wrappers import WRAPPERS, apply_wrappers
+from rl_lab.environments.wrappers import WRAPPERS, apply_wrappers, wrong_kinds
 from rl_lab.types import ActionSpec, ConfigError, EnvSpec, RLLabError, did_you_mean
 
 SPEC_KEYS = {"labels": list | tuple, "solved_return": int | float, "max_episode_steps": int, "description": str}
@@ -64,6 +64,7 @@ class Recipe:
         try:
             if is_handed(spec.id):
                 return handed.make(spec, settings, render=self.render or needs_render)
+            self._check_kwargs(spec)
             if self.time_limit is not None:
                 settings["max_episode_steps"] = -1  # Gymnasium's way to say: no limit
             if (self.render or needs_render) and can_render(spec.entry_point):
@@ -83,6 +84,15 @@ class Recipe:
         except Exception as error:  # whatever a constructor raises when it is given wrong arguments
             raise ConfigError(self._why_not_made(spec, error)) from error
 
+    def _check_kwargs(self, spec: GymnasiumSpec) -> None:
+        """Of our own suites: the annotations of others may mean less."""
+        creator = _creator(spec.entry_point) if self.kwargs else None
+        if creator is not None and str(getattr(creator, "__module__", "")).startswith("rl_lab."):
+            for key, allowed in wrong_kinds(creator, self.kwargs).items():
+                raise ConfigError(
+                    f"environment.kwargs.{key} of '{self.id}' is {self.kwargs[key]!r}: it must be {allowed}."
+                )
+
     def _why_not_made(self, spec: GymnasiumSpec, error: Exception) -> str:
         reason = f"{type(error).__name__}: {error}".partition(" was raised from the environment creator")[0]
         if not self.kwargs:
@@ -93,17 +103,28 @@ class Recipe:
         return f"environment '{self.id}' does not accept kwargs {self.kwargs}: {reason}.{hint}"
 
 
+def close(env: gym.Env | gym.vector.VectorEnv) -> str:
+    """Close an environment; what it raised, if it did: nothing depends on it, the garbage collector has the rest."""
+    try:
+        env.close()
+    except Exception as error:  # noqa: BLE001 (user code)
+        return f"raised {type(error).__name__}: {error} while closing"
+    return ""
+
+
 def _creator(entry_point: Any) -> Any:
     return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def can_render(entry_point: Any) -> bool:
-    """Whether the class says that it draws RGB arrays, or the function that it takes a render mode."""
+    """Whether it takes a render mode, and, where it is a class, says that it draws RGB arrays."""
     creator = _creator(entry_point)
+    parameters = inspect.signature(creator).parameters.values()
     if inspect.isfunction(creator):
-        return "render_mode" in inspect.signature(creator).parameters
+        return any(parameter.name == "render_mode" for parameter in parameters)
+    takes_mode = any(each.name == "render_mode" or each.kind is each.VAR_KEYWORD for each in parameters)
     metadata = getattr(creator, "metadata", None)
-    return isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
+    return takes_mode and isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
 
 
 @dataclass(frozen=True)
@@ -132,9 +153,17 @@ def blueprint(env: gym.Env, recipe: Recipe) -> Blueprint:
         frames_per_step=frames_per_step,
         render_fps=max(1, round((env.metadata.get("render_fps") or 30) / frames_per_step)),
         description=observations.description,
-        outcomes=tuple(name for layer in reversed(layers(env)) for name in getattr(layer, "outcomes", ())),
+        outcomes=tuple(dict.fromkeys(name for layer in reversed(layers(env)) for name in outcomes_of(layer))),
     )
     return Blueprint(override_spec(spec, recipe.overrides), observations, actions)
+
+
+def outcomes_of(layer: gym.Env) -> tuple[str, ...]:
+    """The names of the numbers that an episode of this environment or wrapper ends with."""
+    names = getattr(layer, "outcomes", ())
+    if isinstance(names, str):
+        raise ConfigError(f"{type(layer).__name__}.outcomes is '{names}': write self.outcomes = ('{names}',).")
+    return tuple(names)
 
 
 def _num_labels(action: ActionSpec) -> int:

@@ -13,7 +13,7 @@ A lone space is called "vector", "image" or "discrete". A Dict key "action_mask"
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,6 +55,12 @@ class ObservationConverter:
                 self.leaves.append(_mask_leaf(path, part, env_id, num_actions))
             else:
                 self.leaves.append(_leaf(path, key, part, env_id))
+        twice = [key for key, count in Counter(leaf.key for leaf in self.leaves).items() if count > 1]
+        if twice:
+            raise ConfigError(
+                f"environment '{env_id}': two parts of the observation would be called '{twice[0]}', since names of "
+                "nested ones are joined with '.'. Give one of them another name."
+            )
         if not self.leaves:
             raise ConfigError(
                 f"environment '{env_id}': nothing of the observation space {space} can be given to a network. "
@@ -191,6 +197,11 @@ def lone_key(space: spaces.Space) -> str:
 
 
 def _leaf(path: Path, key: str, space: spaces.Space, env_id: str) -> Leaf:
+    if space.shape is not None and 0 in space.shape:
+        raise ConfigError(
+            f"environment '{env_id}': observation '{key}' holds no numbers, its shape is {space.shape}. Leave it out, "
+            "or drop it with the wrapper select_keys."
+        )
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "fiub":
         if is_image(space):
             shape = space.shape if len(space.shape) == 3 else (*space.shape, 1)

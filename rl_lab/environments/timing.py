@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_lab.environments.plain import to_text
-from rl_lab.environments.recipe import Blueprint, Recipe
+from rl_lab.environments.recipe import Blueprint, Recipe, close
 from rl_lab.environments.snapshot import layers
 from rl_lab.environments.vector import SyncEnvironment
 from rl_lab.types import EnvironmentFault
@@ -113,7 +113,7 @@ def begins_anew(recipe: Recipe, plan: Blueprint, played: gym.Env) -> bool:
     except EnvironmentFault:
         return False
     finally:
-        fresh.close()
+        close(fresh)
 
 
 def _first_rows(env: gym.Env, plan: Blueprint) -> list[str]:

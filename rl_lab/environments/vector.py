@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from rl_lab.environments.cell import MAX_EPISODE_SEED, Cell, Restarts, too_many_restarts
 from rl_lab.environments.plain import from_text, to_text
-from rl_lab.environments.recipe import Blueprint
+from rl_lab.environments.recipe import Blueprint, close
 from rl_lab.environments.rendering import FrameTaker
 from rl_lab.environments.snapshot import capture, restore
 from rl_lab.types import EnvRows, EnvSpec, RLLabError, RunError, StateTree
@@ -275,4 +275,5 @@ class NativeEnvironment(VectorBase):
         return self._frames.take(self._env)
 
     def close(self) -> None:
-        self._env.close()
+        if why := close(self._env):
+            self._events.append(f"The vector environment {why}.")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -25,6 +26,12 @@ from rl_lab.types import ConfigError, did_you_mean
 
 StepResult = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 WRAPPERS: dict[str, Callable[..., gym.Env]] = {}
+KINDS: dict[Any, tuple[type, str]] = {  # of an argument, by its annotation
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    bool: (bool, "true or false"),
+    str: (str, "a text"),
+}
 
 
 def register_wrapper(name: str) -> Callable[[Callable[..., gym.Env]], Callable[..., gym.Env]]:
@@ -40,6 +47,12 @@ def register_wrapper(name: str) -> Callable[[Callable[..., gym.Env]], Callable[.
     return add
 
 
+def with_outcome(info: dict[str, Any], **outcome: float) -> dict[str, Any]:
+    """The info with these outcomes beside those of the layers within."""
+    within = info.get("outcome")  # some environments use the word for something else
+    return {**info, "outcome": {**(within if isinstance(within, dict) else {}), **outcome}}
+
+
 def check_wrappers(wrappers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
     """The same list with every id and argument known, or a ConfigError before anything is built."""
     for place, entry in enumerate(wrappers):
@@ -47,7 +60,7 @@ def check_wrappers(wrappers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
         if not isinstance(entry, Mapping) or "id" not in entry:
             raise ConfigError(f"{where} is {entry!r}: write a mapping with an id, such as {{id: grey}}.")
         name = entry["id"]
-        if name not in WRAPPERS:
+        if not isinstance(name, str) or name not in WRAPPERS:
             raise ConfigError(
                 f"{where}: there is no wrapper '{name}'.{did_you_mean(str(name), WRAPPERS)} "
                 f"Known: {', '.join(sorted(WRAPPERS))}."
@@ -65,7 +78,30 @@ def check_wrappers(wrappers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
         missing = [p.name for p in parameters if p.default is p.empty and p.name not in entry]
         if missing:
             raise ConfigError(f"{where}: wrapper '{name}' needs {', '.join(missing)}.")
+        _check_kinds(where, entry)
     return tuple({str(key): value for key, value in entry.items()} for entry in wrappers)
+
+
+def _check_kinds(where: str, entry: Mapping[str, Any]) -> None:
+    arguments = {key: value for key, value in entry.items() if key != "id"}
+    for key, allowed in wrong_kinds(WRAPPERS[entry["id"]], arguments).items():
+        raise ConfigError(f"{where}: wrapper '{entry['id']}': {key} is {entry[key]!r}, it must be {allowed}.")
+
+
+def wrong_kinds(creator: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments that are not what their annotations say, such as a text where a number belongs, and what each must
+    be: much would be taken at first and fail at every step."""
+    try:
+        parameters = inspect.signature(creator, eval_str=True).parameters
+    except NameError:  # an annotation of a user's that cannot be read
+        return {}
+    wrong = {}
+    for key, value in arguments.items():
+        hint = parameters[key].annotation if key in parameters else None
+        kind, allowed = KINDS.get(hint, (object, ""))
+        if not isinstance(value, kind) or (isinstance(value, bool) and hint in (int, float)):
+            wrong[key] = allowed
+    return wrong
 
 
 def apply_wrappers(env: gym.Env, wrappers: Sequence[Mapping[str, Any]]) -> gym.Env:
@@ -91,6 +127,14 @@ def require_positive(**values: int) -> None:
 def require_order(low: float, high: float) -> None:
     if low >= high:
         raise ConfigError(f"low={low} must be below high={high}.")
+
+
+def can_be_flat(space: spaces.Space) -> bool:
+    """Whether an observation can be made one vector."""
+    try:
+        return space.is_np_flattenable
+    except NotImplementedError:  # spaces of other packages
+        return False
 
 
 # --- time --------------------------------------------------------------------------------------
@@ -191,6 +235,8 @@ class StateCountBonus(gym.Wrapper):
 
     def __init__(self, env: gym.Env, scale: float = 0.1, decimals: int = 1) -> None:
         super().__init__(env)
+        if not can_be_flat(env.observation_space):
+            raise ConfigError(f"it cannot count {env.observation_space}: use select_keys to drop a part before it.")
         self.scale, self.decimals = scale, decimals
         self.visits: dict[str, int] = {}
 
@@ -214,7 +260,8 @@ def _require_action_space(env: gym.Env, kind: type[spaces.Space]) -> Any:
 
 @register_wrapper("remap_actions")
 class RemapActions(gym.Wrapper):
-    """Only the listed actions remain, in the listed order; masks in `info` are remapped with them."""
+    """Only the listed actions remain, in the listed order; masks are remapped with them (those that a method tells by
+    the wrapper `action_mask`)."""
 
     def __init__(self, env: gym.Env, actions: Sequence[int]) -> None:
         space = _require_action_space(env, spaces.Discrete)
@@ -228,6 +275,11 @@ class RemapActions(gym.Wrapper):
         super().__init__(env)
         self.first_action = int(space.start)
         self.action_space = spaces.Discrete(len(self.allowed))
+        seen = env.observation_space
+        self.shows_mask = isinstance(seen, spaces.Dict) and "action_mask" in seen.spaces
+        if self.shows_mask:
+            mask = spaces.MultiBinary(len(self.allowed))
+            self.observation_space = spaces.Dict({**seen.spaces, "action_mask": mask})  # type: ignore[attr-defined]
 
     def remap(self, values: Sequence[Any]) -> list[Any]:
         """The entries (labels, mask bits) of the actions that remain."""
@@ -235,16 +287,19 @@ class RemapActions(gym.Wrapper):
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(**options)
-        return observation, self._remap_info(info)
+        return self._remap_observation(observation), self._remap_mask(info)
 
     def step(self, action: Any) -> StepResult:
         observation, reward, terminated, truncated, info = self.env.step(self.allowed[int(action)])
-        return observation, reward, terminated, truncated, self._remap_info(info)
+        return self._remap_observation(observation), reward, terminated, truncated, self._remap_mask(info)
 
-    def _remap_info(self, info: dict[str, Any]) -> dict[str, Any]:
-        if "action_mask" in info:
-            return {**info, "action_mask": np.asarray(self.remap(info["action_mask"]))}
-        return info
+    def _remap_observation(self, observation: Any) -> Any:
+        return self._remap_mask(observation) if self.shows_mask else observation
+
+    def _remap_mask(self, holder: dict[str, Any]) -> dict[str, Any]:
+        if "action_mask" in holder:
+            return {**holder, "action_mask": np.asarray(self.remap(holder["action_mask"]), np.int8)}
+        return holder
 
 
 @register_wrapper("discretise_actions")

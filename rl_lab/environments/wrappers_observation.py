@@ -9,8 +9,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_lab.environments.snapshot import layers
 from rl_lab.environments.spaces import is_image, lone_key, value_counts
-from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive
+from rl_lab.environments.wrappers import RemapActions, StepResult, can_be_flat, register_wrapper, require_positive
 from rl_lab.types import ConfigError, did_you_mean
 
 ENCODINGS = ("binary", "scaled")
@@ -196,20 +197,13 @@ class RescaleObservation(PerEntry):
         return spaces.Box(new_low, new_high, dtype=np.float32), rescale
 
 
-def _can_be_flat(space: spaces.Space) -> bool:
-    try:
-        return space.is_np_flattenable
-    except NotImplementedError:  # spaces of other packages
-        return False
-
-
 @register_wrapper("flatten")
 class Flatten(gym.wrappers.TransformObservation):
     """The whole observation as one vector; Discrete parts become one-hot"""
 
     def __init__(self, env: gym.Env) -> None:
         space = env.observation_space
-        if not _can_be_flat(space):
+        if not can_be_flat(space):
             raise ConfigError(f"it cannot flatten {space}: use select_keys to drop a part.")
         flat: Any = spaces.flatten_space(space)
         vector = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
@@ -295,7 +289,10 @@ class ActionMask(gym.Wrapper):
         for name in ("action_masks", "action_mask"):
             found = getattr(self.env.unwrapped, name, None)
             if found is not None:
-                return found() if callable(found) else found
+                mask = found() if callable(found) else found
+                for layer in reversed(layers(self.env)):
+                    mask = layer.remap(mask) if isinstance(layer, RemapActions) else mask
+                return mask
         raise ConfigError(
             "wrapper 'action_mask' found no mask: the environment must put 'action_mask' into info, or have a method "
             "action_masks() that returns one boolean per action. Write environment.action_masks: false, or take the "

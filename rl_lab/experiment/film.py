@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rl_lab.runs.film import FPS, FilmFiles, write_film
 from rl_lab.runs.plan_film import write_plan_film
 from rl_lab.runs.run_directory import RunDirectory
 from rl_lab.runs.video import write_video
-from rl_lab.types import ConfigError, Counts, Metrics
+from rl_lab.types import ConfigError, Counts, EnvironmentFault, Metrics, MissingExtraError
 from rl_lab.utils.tree import map_leaves
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.film import can_dream, make_film, while_anybody_plays
@@ -90,7 +91,9 @@ def video_plan(
         if run is None:
             return None
         show = partial(logger.show, "eval/episode", agent_steps=counts.agent_steps)
-        return record_video(workflow, evaluator, evaluation_video(run, counts), show=show)
+        with reported_to(evaluator):
+            return record_video(workflow, evaluator, evaluation_video(run, counts), show=show)
+        return None
 
     return record
 
@@ -114,6 +117,15 @@ def evaluation_video(run: RunDirectory, counts: Counts) -> Path:
     """Where the video of an evaluation lies; by updates where no steps were taken."""
     number = f"{counts.agent_steps:012d}" if counts.agent_steps else f"update_{counts.updates:012d}"
     return run.videos_dir / f"evaluation_{number}.mp4"
+
+
+@contextmanager
+def reported_to(evaluator: Evaluator) -> Iterator[None]:
+    """An environment that cannot be made or played in order to be filmed ends no training."""
+    try:
+        yield
+    except (ConfigError, EnvironmentFault, MissingExtraError) as error:
+        evaluator.report(f"There is no video: {error}")
 
 
 def record_video(

@@ -21,7 +21,7 @@ from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.continuing import asked_for, check_extension, note_extension, stopped_from_outside
 from rl_lab.experiment.curriculum import pin_sources, pinned_as, sources_of
 from rl_lab.experiment.debugger import simplified_if_debugged
-from rl_lab.experiment.film import evaluation_video, record_video
+from rl_lab.experiment.film import evaluation_video, record_video, reported_to
 from rl_lab.experiment.load import CHANGEABLE, differences, load_config, open_config
 from rl_lab.experiment.trust import foreign_packages, remember_consent
 from rl_lab.metrics.stall import StallWatch
@@ -276,7 +276,7 @@ def _make_report(
         counts = experiment.housekeeping.counts
         show = partial(experiment.logger.show, "eval/episode", agent_steps=counts.agent_steps)
         path = evaluation_video(run, counts)
-        with experiment.housekeeping.stopwatch.section("video"):
+        with experiment.housekeeping.stopwatch.section("video"), reported_to(experiment.evaluator):
             video = record_video(experiment.agent.workflow, experiment.evaluator, path, show=show)
         if video is None:
             experiment.logger.message("No video: this environment cannot render here.", "warning")
@@ -361,6 +361,10 @@ def _recorded(run: RunDirectory, interruption: _Interruption) -> Iterator[None]:
                 run.write_status("interrupted", message=message)
                 raise
             message = str(error) if isinstance(error, RLLabError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, SystemExit):
+                error.add_note(
+                    f"error: the environment, or other code of yours, called sys.exit(): see {run.log_path}."
+                )
             run.write_status("failed", message=message)
             log = TextLogWriter(run.log_path)
             log.message("".join(traceback.format_exception(error)).rstrip(), "error")

@@ -143,6 +143,16 @@ def test_a_signal_is_the_exit_code_and_says_how_to_go_on(rl: Any, fake: Any, lea
     assert answer.code == code and answer.err.splitlines()[-2:] == ["interrupted", "Continue with `rl-lab resume a1`."]
 
 
+@pytest.mark.parametrize(("asked", "code"), [(3, 3), ("no more", 1), (None, 0)])
+def test_code_of_the_user_that_exits_is_no_interruption(rl: Any, fake: Any, asked: Any, code: int) -> None:
+    leaving = SystemExit(asked)
+    leaving.add_note("error: somebody called sys.exit()")
+    fake("experiment.session", train=Calls(leaving))
+    answer = rl("train")
+    assert answer.code == code and answer.err.splitlines()[-1:] == ["error: somebody called sys.exit()"]
+    assert "interrupted" not in answer.err
+
+
 def rl_lab_with_stdout(kind: str, *words: str) -> tuple[int, str]:
     """Exit code and stderr of a process whose stdout nobody reads, is full, or was closed before it began."""
     reader, writer = os.pipe()

@@ -160,6 +160,11 @@ class Raises(Good):
         raise KeyError("no such joint")
 
 
+class Leaves(Good):
+    def step(self, action: Any) -> Any:
+        raise SystemExit(3)
+
+
 class Engine(Good):
     def __init__(self) -> None:
         super().__init__()
@@ -176,6 +181,58 @@ class NoSpace(Good):
 
 class UnboundedActions(Good):
     action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)  # type: ignore[assignment]
+
+
+class Scored(Good):
+    """Ends with an outcome; what it is called and holds is for the others to say."""
+
+    outcomes: Any = ("success",)
+    outcome: Any = None
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {} if self.outcome is None else {"outcome": self.outcome}
+
+
+class MisspeltOutcome(Scored):
+    outcome = {"success": 1.0, "sucess": 1.0}
+
+
+class OutcomeOfWords(Scored):
+    outcome = {"success": "yes"}
+
+
+class OutcomeAlone(Scored):
+    outcome = 1.0
+
+
+class OutcomesText(Scored):
+    outcomes = "success"
+
+
+class ChannelsFirst(Good):
+    observation_space = spaces.Box(0, 255, (3, 8, 8), np.uint8)  # type: ignore[assignment]
+
+    def observe(self) -> Any:
+        return self.np_random.integers(256, size=self.observation_space.shape, dtype=np.uint8)
+
+
+class FloatImage(Good):
+    observation_space = spaces.Box(0.0, 1.0, (8, 8, 3), np.float32)
+
+    def observe(self) -> Any:
+        return self.np_random.random((8, 8, 3), np.float32)
+
+
+class NothingAllowed(Good):
+    observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(2)})  # type: ignore[assignment]
+
+    def observe(self) -> Any:
+        return {"action_mask": np.zeros(2, np.int8)}
+
+
+class StuckDoor(Good):
+    def close(self) -> None:
+        raise RuntimeError("stuck door")
 
 
 class WrongKeys(Good):
@@ -206,10 +263,20 @@ class WrongKeys(Good):
         (Endless, "warning", "no episode ended within 200 random steps", "max_episode_steps"),
         (SharedBuffer, "error", "an observation returned earlier was changed", "copy"),
         (Raises, "error", "raised KeyError: 'no such joint'", "every action"),
+        (Leaves, "error", "raised SystemExit: 3", "every action"),
         (Engine, "warning", "exact resume will replay the episode's actions, because", "get_state()"),
         (OddSpace, "error", "is a Sequence space", "known spaces"),
         (NoSpace, "error", "action_space is missing", "self.action_space"),
         (UnboundedActions, "warning", "has no finite bounds", "bounds"),
+        (Scored, "warning", "20 episodes ended, none with the outcome 'success'", "info = {'outcome'"),
+        (MisspeltOutcome, "error", "has 'sucess', but outcomes names only success", "info = {'outcome'"),
+        (OutcomeOfWords, "error", "the outcome 'success' is 'yes', not a number", "info = {'outcome'"),
+        (OutcomeAlone, "error", "info['outcome'] is 1.0, not a dict", "info = {'outcome'"),
+        (OutcomesText, "error", "write self.outcomes = ('success',)", "tuple"),
+        (ChannelsFirst, "warning", "seems to have its channels first", "np.moveaxis"),
+        (FloatImage, "warning", "becomes one long vector, no image", "np.uint8"),
+        (NothingAllowed, "error", "the action mask allows no action", "at least"),
+        (StuckDoor, "warning", "raised RuntimeError: stuck door in close()", "Close"),
         (WrongKeys, "error", "keys ['b'] instead of ['a']", "Fix"),
     ],
 )

@@ -350,6 +350,30 @@ class TestNativeFaults:
             environment.step(np.zeros(2, np.int64))
 
 
+class StuckDoor(Faulty):
+    def close(self) -> None:
+        raise RuntimeError("stuck door")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "native"])
+def test_an_environment_that_cannot_even_close_ends_nothing(vectorization: str) -> None:
+    class Several(StuckDoor, gym.vector.VectorEnv):  # type: ignore[misc]
+        metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}  # type: ignore[assignment]
+
+        def __init__(self, num_envs: int) -> None:
+            one = Faulty()
+            self.num_envs = num_envs
+            self.single_observation_space, self.single_action_space = one.observation_space, one.action_space
+            self.action_space = gym.vector.utils.batch_space(one.action_space, num_envs)
+
+    gym.registry.pop("faults_test/StuckDoor-v0", None)
+    vector = Several if vectorization == "native" else None
+    gym.register("faults_test/StuckDoor-v0", entry_point=f"{__name__}:StuckDoor", vector_entry_point=vector)
+    environment = make_environment(id="faults_test/StuckDoor-v0", num_envs=2, vectorization=vectorization)
+    environment.close()
+    assert "raised RuntimeError: stuck door while closing." in environment.drain_events()[0]
+
+
 def test_an_environment_that_cannot_be_built_again_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     environment: Any = make_environment(id=FAULTY, vectorization="sync", kwargs={"raise_at": 1})
     environment.reset()
@@ -358,8 +382,16 @@ def test_an_environment_that_cannot_be_built_again_stops_the_run(monkeypatch: py
         environment.step(np.zeros(1, np.int64))
 
 
+class OddReward(Faulty):
+    def step(self, action: Any) -> Any:
+        observation, _, *others = super().step(action)
+        return observation, "much", *others
+
+
 def test_a_bad_reward_repeats_the_whole_observation_in_every_mode() -> None:
-    wrong = {"id": FAULTY, "num_envs": 2, "wrappers": [{"id": "state_count_bonus", "scale": "much"}]}
+    gym.registry.pop("faults_test/OddReward-v0", None)
+    gym.register("faults_test/OddReward-v0", entry_point=f"{__name__}:OddReward")
+    wrong: dict[str, Any] = {"id": "faults_test/OddReward-v0", "num_envs": 2}
     sync, other = (make_environment(**wrong, vectorization=way, max_restarts=50) for way in ("sync", "async"))
     expected, found = play(sync, steps=4, seed=0), play(other, steps=4, seed=0)
     assert tree.equal(as_tree(expected), as_tree(found))

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ import torch
 from rl_lab.collection.evaluator import Evaluator
 from rl_lab.environments import async_environment, make_environment, mujoco_drawing, rendering
 from rl_lab.environments.recipe import Recipe
+from rl_lab.experiment.film import reported_to
 from rl_lab.types import ConfigError, PolicyStep
 from rl_lab.utils import graphics
 
@@ -153,6 +156,47 @@ def test_a_run_without_any_renderer_says_once_that_there_is_no_video() -> None:
     for _ in range(3):
         assert evaluator.record(lambda time_step, state, mode: PolicyStep(torch.zeros(1, dtype=torch.int64))) is None
     assert said == ["Rendering failed and is left out: the environment draws nothing, it has no render() of its own."]
+
+
+class TakesNoRenderMode(gym.Env):
+    metadata = {"render_modes": ["rgb_array"]}  # type: ignore[assignment]
+    observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, True, False, {}
+
+    def render(self) -> Any:
+        return np.zeros((4, 4, 3), np.uint8)
+
+
+class CannotBeFilmed(TakesNoRenderMode):
+    def __init__(self, render_mode: str | None = None) -> None:
+        if render_mode is not None:
+            raise OSError("no libGL")
+
+
+def test_an_environment_that_takes_no_render_mode_is_built_without() -> None:
+    for cls in (TakesNoRenderMode, CannotBeFilmed):
+        gym.registry.pop(f"rendering_test/{cls.__name__}-v0", None)
+        gym.register(f"rendering_test/{cls.__name__}-v0", entry_point=cls)
+    environment = make_environment(id="rendering_test/TakesNoRenderMode-v0", render=True, vectorization="sync")
+    environment.reset()
+    frame = environment.render()
+    assert frame is not None and frame.shape == (4, 4, 3)
+    with pytest.raises(ConfigError, match="its constructor raised OSError: no libGL"):
+        make_environment(id="rendering_test/CannotBeFilmed-v0", render=True, vectorization="sync")
+
+
+def test_an_environment_that_fails_when_it_is_to_be_filmed_ends_no_training() -> None:
+    said: list[str] = []
+    evaluator: Any = SimpleNamespace(report=said.append)
+    with reported_to(evaluator):
+        raise ConfigError("environment 'x' cannot be made.")
+    assert said == ["There is no video: environment 'x' cannot be made."]
 
 
 def test_a_renderer_that_fails_is_named_and_where_to_look() -> None:

@@ -105,6 +105,16 @@ def test_unknown_observation_spaces_are_refused_with_a_cure() -> None:
         ObservationConverter(spaces.Text(3), env_id="Test-v0")
 
 
+def test_two_parts_of_one_name_and_parts_without_numbers_are_refused() -> None:
+    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    twice = spaces.Dict({"a": spaces.Dict({"b": box}), "a.b": box})
+    with pytest.raises(ConfigError, match="two parts of the observation would be called 'a.b'"):
+        ObservationConverter(twice, env_id="x")
+    empty = spaces.Dict({"a": box, "b": spaces.Box(-1.0, 1.0, (0,), np.float32)})
+    with pytest.raises(ConfigError, match=r"observation 'b' holds no numbers, its shape is \(0,\)"):
+        ObservationConverter(empty, env_id="x")
+
+
 def test_a_wrong_shape_is_not_broadcast() -> None:
     converter = ObservationConverter(spaces.Box(0, 1, (4,)), env_id="Test-v0")
     with pytest.raises(ValueError, match=r"observation 'vector' has shape \(1,\), its space says \(4,\)"):

@@ -185,6 +185,23 @@ def test_a_mask_of_the_wrong_length_is_refused() -> None:
         env.reset()
 
 
+def test_masks_of_a_method_and_of_the_observation_follow_remapped_actions() -> None:
+    class Tells(Script):
+        def reset(self, **options: Any) -> Any:
+            return super().reset(**options)[0], {}
+
+        def action_masks(self) -> list[bool]:
+            return [True, False, False, True]
+
+    fewer = [{"id": "remap_actions", "actions": [3, 1, 0]}, {"id": "remap_actions", "actions": [1, 0]}]
+    env = apply_wrappers(Tells(), check_wrappers([*fewer, {"id": "action_mask"}]))
+    assert env.reset(seed=0)[0]["action_mask"].tolist() == [0, 1]  # of 1 and 3
+    chain = make_environment(id="rl_lab/MaskedChain-v0", wrappers=fewer[1:])
+    assert chain.spec.observation["action_mask"].shape == (2,)
+    alone = make_environment(id="rl_lab/MaskedChain-v0").reset().observation["action_mask"][0]
+    assert chain.reset().observation["action_mask"][0].tolist() == alone[[1, 0]].tolist()
+
+
 def test_remap_actions_also_remaps_masks_and_labels() -> None:
     env = wrapped({"id": "remap_actions", "actions": [3, 1]}, {"id": "action_mask"})
     assert env.reset()[0]["action_mask"].tolist() == [1, 0]
@@ -258,6 +275,15 @@ def test_sticky_actions_repeat_with_their_probability() -> None:
         ),
         ([{"id": "frame_stack"}], "wrapper 'frame_stack' needs count"),
         (["grey"], r"wrappers\[0\] is 'grey': write a mapping with an id"),
+        ([{"id": ["grey"]}], r"there is no wrapper '\['grey'\]'"),
+        (
+            [{"id": "scale_reward", "scale": "1,5"}],
+            "'scale_reward': scale is '1,5', it must be a number",
+        ),
+        ([{"id": "state_count_bonus", "decimals": 0.5}], "decimals is 0.5, it must be a whole number"),
+        ([{"id": "action_repeat", "count": True}], "count is True, it must be a whole number"),
+        ([{"id": "success", "key": 3}], "key is 3, it must be a text"),
+        ([{"id": "pixel_observation", "keep_state": "yes"}], "keep_state is 'yes', it must be true or false"),
         ([{"id": "frame_stack", "count": 0}], "count is 0, it must be a whole number of at least 1"),
         ([{"id": "grey"}], "wrapper 'grey': it finds nothing to change"),
         ([{"id": "clip_reward", "low": 1, "high": 0}], "'clip_reward': low=1 must be below high=0"),
@@ -287,12 +313,33 @@ def test_wrong_wrappers_are_refused(wrappers: list[Any], message: str) -> None:
         ("Taxi-v4", {"id": "encode_discrete", "kind": "bynary"}, "kind is 'bynary'. Did you mean 'binary'"),
         ("Pendulum-v1", {"id": "action_mask"}, "'action_mask': it needs discrete actions"),
         ("MiniGrid-Empty-5x5-v0", {"id": "flatten"}, "cannot flatten"),
+        ("MiniGrid-Empty-5x5-v0", {"id": "state_count_bonus"}, "it cannot count .*: use select_keys"),
         ("rl_lab/Counter-v0", {"id": "pixel_observation"}, "needs an environment with the render mode rgb_array"),
     ],
 )
 def test_wrappers_that_do_not_fit_are_refused(env_id: str, wrapper: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_environment(id=env_id, wrappers=[wrapper])
+
+
+@pytest.mark.parametrize("declares", [True, False])
+def test_a_wrapper_adds_its_outcome_to_those_within(declares: bool) -> None:
+    class Scored(Script):
+        outcomes = ("score",) if declares else ()
+
+        def step(self, action: Any) -> Any:
+            outcome = {"score": 7.0} if declares else "some word"
+            return *super().step(action)[:4], {"outcome": outcome, "success": len(self.taken) == 1}
+
+    gym.registry.pop("wrappers_test/Scored-v0", None)
+    gym.register("wrappers_test/Scored-v0", entry_point=Scored, kwargs={"length": 2})
+    wrappers = [{"id": "success"}, {"id": "success"}]
+    environment = make_environment(id="wrappers_test/Scored-v0", wrappers=wrappers, vectorization="sync")
+    assert environment.spec.outcomes == (("score", "success") if declares else ("success",))
+    environment.reset()
+    rows = [environment.step(np.zeros(1, np.int64)) for _ in range(2)]
+    assert np.isnan(rows[0].outcome["success"][0]) and rows[1].outcome["success"][0] == 1.0
+    assert not declares or rows[1].outcome["score"][0] == 7.0
 
 
 def test_users_register_their_own_wrappers_once() -> None:

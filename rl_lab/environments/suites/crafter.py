@@ -15,7 +15,10 @@ import numpy as np
 from crafter import constants
 from gymnasium import spaces
 
+from rl_lab.types import ConfigError
+
 VIDEO_SIZE = 256
+SMALLEST = 18  # pixels; two for each of the nine columns that are seen
 
 
 class Crafter(gym.Env):
@@ -28,6 +31,11 @@ class Crafter(gym.Env):
     def __init__(
         self, size: int = 64, has_reward: bool = True, length: int = 10_000, render_mode: str | None = None
     ) -> None:
+        if size < SMALLEST or length < 1:
+            raise ConfigError(
+                f"environment.kwargs.size is {size} and length is {length}: write at least {SMALLEST} pixels, below "
+                "which nothing is drawn, and at least 1 step."
+            )
         self._game = crafter.Env(size=(size, size), reward=has_reward, length=length, seed=0)
         self.observation_space = spaces.Box(0, 255, (size, size, 3), np.uint8)
         self.action_space = spaces.Discrete(len(constants.actions))

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive
+from rl_lab.environments.wrappers import StepResult, register_wrapper, require_positive, with_outcome
 from rl_lab.types import ConfigError, did_you_mean
 
 SMALLEST_TILE = 4  # pixels; below, keys and balls look alike
@@ -62,8 +62,8 @@ class MiniGridView(gym.ObservationWrapper):
 
     def step(self, action: Any) -> StepResult:
         observation, reward, terminated, truncated, info = super().step(action)
-        info["outcome"] = {"success": float(terminated and float(reward) > 0)}
-        return observation, reward, terminated, truncated, info
+        has_succeeded = terminated and float(reward) > 0
+        return observation, reward, terminated, truncated, with_outcome(info, success=float(has_succeeded))
 
     def observation(self, observation: Any) -> dict[str, Any]:
         name, look = ("image", self._image) if self.kind == "image" else ("vector", self._symbols)

@@ -38,6 +38,17 @@ class Retro(gym.Env):
             raise ConfigError(
                 f"environment.kwargs.game is '{game}': stable-retro knows no such game.{did_you_mean(game, known)}"
             )
+        if size < 1 or frame_skip < 1 or noop_max < 0:
+            raise ConfigError(
+                f"environment.kwargs.size is {size}, frame_skip is {frame_skip} and noop_max is {noop_max}: write at "
+                "least 1, 1 and 0."
+            )
+        states = stable_retro.data.list_states(game)
+        if state is not None and state not in states:
+            raise ConfigError(
+                f"environment.kwargs.state is '{state}': '{game}' has no such state.{did_you_mean(state, states)} "
+                f"It has: {', '.join(states)}."
+            )
         begin = stable_retro.State.DEFAULT if state is None else state
         try:
             made = stable_retro.make(

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_lab.environments.wrappers import StepResult, register_wrapper
+from rl_lab.environments.wrappers import StepResult, register_wrapper, with_outcome
 
 
 @register_wrapper("success")
@@ -27,4 +27,4 @@ class Success(gym.Wrapper):
     def step(self, action: Any) -> StepResult:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.has_succeeded = self.has_succeeded or bool(info.get(self.key, False))
-        return observation, reward, terminated, truncated, {**info, "outcome": {"success": float(self.has_succeeded)}}
+        return observation, reward, terminated, truncated, with_outcome(info, success=float(self.has_succeeded))

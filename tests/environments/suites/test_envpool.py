@@ -43,6 +43,12 @@ def test_a_checkpoint_continues_bit_for_bit(env_id: str) -> None:
     continues_identically(make(env_id), make(env_id), cut=40, steps=80)
 
 
+def test_frames_of_games_are_counted() -> None:
+    assert make("Pong-v5").spec.frames_per_step == 4
+    assert make("Pong-v5", kwargs={"frame_skip": 2}).spec.frames_per_step == 2
+    assert make("Ant-v4").spec.frames_per_step == 1
+
+
 def test_what_it_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="'Pong-v6' is none of EnvPool's .* Did you mean 'Pong-v5'"):
         make("Pong-v6")

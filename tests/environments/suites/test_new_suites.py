@@ -113,6 +113,22 @@ def test_an_unknown_maze_is_refused() -> None:
         make_environment(id="memory_maze/9x9", kwargs={"maze": "8x8"})
 
 
+def test_settings_that_the_suites_cannot_take_are_refused() -> None:
+    pytest.importorskip("crafter", reason="needs pip install 'rl-lab[crafter]'")
+    pytest.importorskip("stable_retro", reason="needs pip install 'rl-lab[retro]'")
+    for env_id, kwargs, message in (
+        ("rl_lab/Crafter-v1", {"size": 17}, "size is 17 and length is 10000: write at least 18 pixels"),
+        ("rl_lab/Crafter-v1", {"length": 0}, "size is 64 and length is 0: .* at least 1 step"),
+        ("rl_lab/Crafter-v1", {"has_reward": "no"}, "has_reward of 'rl_lab/Crafter-v1' is 'no': it must be true or fa"),
+        ("rl_lab/Retro-v0", {"frame_skip": 0}, "frame_skip is 0 and noop_max is 30: write at least 1, 1 and 0"),
+        ("rl_lab/Retro-v0", {"state": "Level9"}, "'Airstriker-Genesis-v0' has no such state. .*It has: Level1"),
+        ("rl_lab/Retro-v0", {"frame_skip": 1.5}, "frame_skip of 'rl_lab/Retro-v0' is 1.5: it must be a whole number"),
+        ("memory_maze/9x9", {"size": "64"}, "kwargs.size of 'memory_maze/9x9' is '64': it must be a whole number"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_environment(id=env_id, kwargs=kwargs)
+
+
 def test_every_emulator_has_a_process_of_its_own() -> None:
     pytest.importorskip("stable_retro", reason="needs pip install 'rl-lab[retro]'")
     settings: dict[str, Any] = {"id": "rl_lab/Retro-v0", "vectorization": "sync", "kwargs": {"size": 16}}

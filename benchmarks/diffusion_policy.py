@@ -203,15 +203,19 @@ def main() -> None:
     def learn() -> Any:
         return ours.update_controller(dict(batch), phase=PHASE)
 
-    figures = {
-        "plan of 16 actions, 10 DDIM steps, 1 environment": compare(
-            lambda: ours.denoise({"vector": seen}, {}), lambda: theirs.plan(seen), device, arguments.plans, turns
+    sides: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {
+        "plan of 16 actions, 10 DDIM steps, 1 environment": (
+            lambda: ours.denoise({"vector": seen}, {}),
+            lambda: theirs.plan(seen),
+            arguments.plans,
         ),
-        f"update, batch {BATCH}": compare(learn, lambda: theirs.update(batch), device, arguments.updates, turns),
+        f"update, batch {BATCH}": (learn, lambda: theirs.update(batch), arguments.updates),
     }
-    for name, numbers in figures.items():
+    figures: dict[str, dict[str, float]] = {}
+    for name, (our_call, their_call, count) in sides.items():
+        figures[name] = numbers = compare(our_call, their_call, device, count, turns)
         ours_ms, theirs_ms, ratio = numbers["ours_ms"], numbers["diffusers_ms"], numbers["ratio"]
-        print(f"{name}: ours {ours_ms:.2f} ms, diffusers {theirs_ms:.2f} ms, {ratio:.2f}x")
+        print(f"{name}: ours {ours_ms:.2f} ms, diffusers {theirs_ms:.2f} ms, {ratio:.2f}x", flush=True)
     settings = {"device": device, "channels": channels, "precision": arguments.precision}
     settings["beside"] = "our schedules" if find_spec("diffusers") is None else "diffusers"
     print(f"{settings}")

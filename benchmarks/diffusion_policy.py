@@ -7,7 +7,8 @@ network with the schedulers of diffusers, run eagerly.
     python benchmarks/diffusion_policy.py --device cpu --plans 20 --updates 5
 
 Both sides draw the same shapes, use AdamW with the same settings and keep an average of the weights. On a GPU ours
-runs as CUDA graphs. Ours and theirs are timed in turns; figures are medians, ratios those of each turn.
+runs as CUDA graphs. Ours and theirs are timed in turns; figures are medians, ratios those of each turn. Where diffusers
+is not installed, our own schedules, run eagerly, take its place.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -78,16 +81,38 @@ def make_ours(
     return workflow
 
 
+class OurSchedulers:
+    """What is asked of diffusers' schedulers, by our own formulas."""
+
+    def __init__(self, device: str) -> None:
+        self.schedule, self.sampler = SquaredCosineSchedule(levels=100).to(device), DDIMSampler(steps=10)
+        self.after = dict(self.sampler.levels(self.schedule))
+        self.timesteps, self.add_noise = torch.tensor(list(self.after)), self.schedule.add_noise
+
+    def step(self, noise: torch.Tensor, level: torch.Tensor, plan: torch.Tensor) -> Any:
+        with plain_formulas():
+            after = self.sampler.step(self.schedule, plan, noise, int(level), self.after[int(level)])
+        return SimpleNamespace(prev_sample=after)
+
+
+def schedulers(device: str) -> tuple[Any, Any]:
+    """To add noise, and to take it away."""
+    if find_spec("diffusers") is None:
+        return OurSchedulers(device), OurSchedulers(device)
+    from diffusers import DDIMScheduler, DDPMScheduler
+
+    shared = {"num_train_timesteps": 100, "beta_schedule": "squaredcos_cap_v2", "clip_sample": True}
+    noising, sampling = DDPMScheduler(**shared), DDIMScheduler(**shared)
+    sampling.set_timesteps(10)
+    return noising, sampling
+
+
 class Theirs:
     """The same network with the schedulers of diffusers, eagerly."""
 
     def __init__(self, device: str, channels: tuple[int, ...], *, precision: str = "fp32") -> None:
-        from diffusers import DDIMScheduler, DDPMScheduler
-
         torch.manual_seed(0)
-        shared = {"num_train_timesteps": 100, "beta_schedule": "squaredcos_cap_v2", "clip_sample": True}
-        self.noising, self.sampling = DDPMScheduler(**shared), DDIMScheduler(**shared)
-        self.sampling.set_timesteps(10)
+        self.noising, self.sampling = schedulers(device)
         self.network = ConditionalUNet(input_size=OBSERVED, action=SPEC.action, channels=channels).to(device)
         self.average = copy.deepcopy(self.network).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-4, **ADAMW)
@@ -178,19 +203,24 @@ def main() -> None:
     def learn() -> Any:
         return ours.update_controller(dict(batch), phase=PHASE)
 
-    figures = {
-        "plan of 16 actions, 10 DDIM steps, 1 environment": compare(
-            lambda: ours.denoise({"vector": seen}, {}), lambda: theirs.plan(seen), device, arguments.plans, turns
+    sides: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {
+        "plan of 16 actions, 10 DDIM steps, 1 environment": (
+            lambda: ours.denoise({"vector": seen}, {}),
+            lambda: theirs.plan(seen),
+            arguments.plans,
         ),
-        f"update, batch {BATCH}": compare(learn, lambda: theirs.update(batch), device, arguments.updates, turns),
+        f"update, batch {BATCH}": (learn, lambda: theirs.update(batch), arguments.updates),
     }
-    for name, numbers in figures.items():
+    figures: dict[str, dict[str, float]] = {}
+    for name, (our_call, their_call, count) in sides.items():
+        figures[name] = numbers = compare(our_call, their_call, device, count, turns)
         ours_ms, theirs_ms, ratio = numbers["ours_ms"], numbers["diffusers_ms"], numbers["ratio"]
-        print(f"{name}: ours {ours_ms:.2f} ms, diffusers {theirs_ms:.2f} ms, {ratio:.2f}x")
+        print(f"{name}: ours {ours_ms:.2f} ms, diffusers {theirs_ms:.2f} ms, {ratio:.2f}x", flush=True)
+    settings = {"device": device, "channels": channels, "precision": arguments.precision}
+    settings["beside"] = "our schedules" if find_spec("diffusers") is None else "diffusers"
+    print(f"{settings}")
     if arguments.json is not None:
-        arguments.json.write_text(
-            json.dumps({"device": device, "channels": channels, "precision": arguments.precision, **figures}, indent=2)
-        )
+        arguments.json.write_text(json.dumps({**settings, **figures}, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the docs claim of a GPU, in one go: the tests that need one, then benchmarks, each figure beside its goal.
 
     python benchmarks/gpu.py --output figures
-    python benchmarks/gpu.py --only tests tdmpc2
+    python benchmarks/gpu.py --only test-plans tdmpc2
 
 Each part is a command of its own, shown with its seconds as it ends; what it printed is in OUTPUT/PART.log, its figures
 are in OUTPUT/PART.json. After a part that fails or outlasts --limit the next one goes on. `+` marks kernels that are
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parent
+TESTS = FOLDER.parent / "tests"
 ALL = "runtime.fast_paths=all"
 Figures = dict[str, Any]
 
@@ -92,9 +94,11 @@ class Part:
         figures.unlink(missing_ok=True)
         command = [sys.executable, *self.command, *(["--json", str(figures)] if self.goals else [])]
         begin, ended = time.perf_counter(), "ok"
+        places = os.pathsep.join([str(FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        settings: Any = {"stderr": subprocess.STDOUT, "timeout": limit_s, "env": os.environ | {"PYTHONPATH": places}}
         with log.open("w") as stream:
             try:
-                code = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, timeout=limit_s).returncode
+                code = subprocess.run(command, stdout=stream, **settings).returncode
                 ended = f"FAILED with exit code {code}, see {log}" if code else ended
             except subprocess.TimeoutExpired:
                 ended = f"OUTLASTED {limit_s:g} s, see {log}"
@@ -109,12 +113,29 @@ def script(name: str, *words: str, device: bool = True) -> list[str]:
     return [str(FOLDER / name), *(["--device", "cuda"] if device else []), *words]
 
 
+def tests(*words: str | Path) -> Part:
+    """Tests in a process of their own: after a fault of the GPU nothing else in that process can use it. Without the
+    options of pyproject.toml, one of which refuses settings of plugins that are not installed."""
+    options = ("-q", "-ra", "-m", "gpu", "-o", "addopts=", "-p", "no:cacheprovider")
+    return Part(["-m", "pytest", *options, *map(str, words)], [])
+
+
+def other_tests(*named: Path) -> list[Path]:
+    """Files with tests for a GPU besides those named; whatever the others import need not be installed."""
+    return [file for file in sorted(TESTS.rglob("test_*.py")) if "mark.gpu" in file.read_text() and file not in named]
+
+
 def parts() -> dict[str, Part]:
     few, bf16 = ("--plans", "40", "--updates", "30"), "runtime.precision=bf16"
     fast = (*few, "--fast-paths", "all")
     generation = ("--generation", "--rollouts", "1", "--time-limit", "60")
+    kernels, captures = TESTS / "kernels" / "test_on_a_gpu.py", TESTS / "test_captures_on_a_gpu.py"
     return {
-        "tests": Part(["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"], []),
+        "test-kernels": tests(kernels, "-k", "not unet and not tdmpc2 and not search"),
+        "test-plans": tests(kernels, "-k", "tdmpc2 or search"),
+        "test-unet": tests(kernels, "-k", "unet"),
+        "test-captures": tests(captures),
+        "test-others": tests(*other_tests(kernels, captures)),
         "capture": Part(script("capture_check.py"), []),
         "tdmpc2": Part(script("tdmpc_update.py"), tdmpc2()),
         "tdmpc2+": Part(script("tdmpc_update.py", ALL), tdmpc2()),

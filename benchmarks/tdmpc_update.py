@@ -8,7 +8,7 @@ long they take eagerly and as CUDA graphs, and whether both give the same losses
 As nicklashansen/tdmpc2 for DeepMind Control, in TF32 and without a head that tells when episodes end
 (`components.continue_head=null`); `--continue-head` keeps it. Other settings go last.
 
-first       the first update, with everything it compiles or records
+first       the first eight updates, with everything they compile and record, or the first plan
 synced      the device is waited for after every one
 pipelined   it is waited for once after all of them, as in training, where nothing reads the losses in between
 """
@@ -27,6 +27,7 @@ import torch
 
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build_agent, build_runtime
+from rl_lab.training.capture import WARM_UP_CALLS
 from rl_lab.types import ActionSpec, ArraySpec, Batch, EnvSpec, Phase, TimeStep
 
 OBSERVED, ACTIONS = 24, 6
@@ -34,6 +35,7 @@ SPEC = EnvSpec("shapes", {"vector": ArraySpec((OBSERVED,), "float32")}, ActionSp
 PHASE = Phase("train", buffer="replay", duration_updates=1_000_000)
 LOSSES = ("loss/consistency", "loss/reward", "loss/value", "loss/continue", "loss/policy", "loss/entropy")
 WARM_UP = {"cuda": 30, "cpu": 1}
+COMPARED = WARM_UP_CALLS + 5  # updates whose losses are compared: those before the recording run eagerly
 
 
 def make(device: str, size: str, *words: str, capture: bool = True) -> Any:
@@ -107,7 +109,8 @@ def milliseconds(call: Callable[[int], Any], device: str, repeats: int) -> dict[
 
 
 def measure(device: str, size: str, updates: int, batch_size: int, *words: str) -> dict[str, Any]:
-    """All figures, and the largest relative difference of the losses captured and eager."""
+    """All figures, each shown as soon as it is known, and the largest relative difference of the losses captured and
+    eager."""
     figures: dict[str, Any] = {"size": size, "batch": batch_size, "device": device}
     modes = (True, False) if device.startswith("cuda") else (False,)
     found = {}
@@ -116,17 +119,30 @@ def measure(device: str, size: str, updates: int, batch_size: int, *words: str) 
         batches = make_batches(device, workflow, batch_size)
         figures["precision"] = workflow.context.runtime.precision
         figures["continue_head"] = workflow.continue_head is not None
-        found[capture] = losses(workflow, batches, 3)
+        begin = time.perf_counter()
+        found[capture] = losses(workflow, batches, COMPARED)
+        first = {"first_s": time.perf_counter() - begin}
         name = "captured" if capture else "eager"
         update = lambda index: workflow.update(dict(batches[index % len(batches)]), phase=PHASE)  # noqa: B023, E731
-        figures[f"{name} update"] = milliseconds(update, device, updates)
-        for num_envs in (1, 16):
-            figures[f"{name} plan, {num_envs}"] = milliseconds(planning(workflow, device, num_envs), device, updates)
+        calls = {f"{name} update": update}
+        calls |= {f"{name} plan, {num_envs}": planning(workflow, device, num_envs) for num_envs in (1, 16)}
+        for label, call in calls.items():
+            figures[label] = milliseconds(call, device, updates) | (first if label.endswith("update") else {})
+            show(label, figures[label])
     if len(found) == 2:
         figures["largest_difference"] = float(
             ((found[True] - found[False]) / found[False].abs().clamp(min=1e-3)).abs().max()
         )
     return figures
+
+
+def show(name: str, value: Any) -> None:
+    if isinstance(value, dict):
+        value = (
+            f"first {value['first_s']:.2f} s   synced {value['synced_ms']:.2f} ms   "
+            f"pipelined {value['pipelined_ms']:.2f} ms"
+        )
+    print(f"{name:24} {value}", flush=True)
 
 
 def main() -> None:
@@ -142,13 +158,8 @@ def main() -> None:
     words = [*([] if arguments.continue_head else ["components.continue_head=null"]), *arguments.overrides]
     figures = measure(arguments.device, arguments.size, arguments.updates, arguments.batch, *words)
     for name, value in figures.items():
-        if isinstance(value, dict):
-            print(
-                f"{name:24} first {value['first_s']:.2f} s   synced {value['synced_ms']:.2f} ms   "
-                f"pipelined {value['pipelined_ms']:.2f} ms"
-            )
-        else:
-            print(f"{name:24} {value}")
+        if not isinstance(value, dict):
+            show(name, value)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
 

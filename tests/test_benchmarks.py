@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -196,3 +197,37 @@ def test_training_returns_are_those_of_the_last_tenth_of_the_frames() -> None:
     ]
     assert LEARNING.returns_before(rows) == pytest.approx((18 + 19) / 2)  # episodes 18 and 19, of frames 18k to 20k
     assert LEARNING.returns_before([]) is None
+
+
+@pytest.mark.slow
+def test_the_figures_of_diffusion_policy_have_the_names_that_the_goals_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "--channels 8 16 --plans 1 --updates 1 --turns 1 --fast-paths all --json"
+    monkeypatch.setattr(sys, "argv", ["diffusion_policy.py", *words.split(), str(tmp_path / "figures.json")])
+    benchmark("diffusion_policy").main()
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert all(goal.read(figures) > 0.0 for goal in benchmark("gpu").diffusion())
+    assert figures["beside"] in ("diffusers", "our schedules")
+
+
+GPU = "pytest.mark" + ".gpu"  # this file has no such test
+
+
+def test_the_parts_of_the_gpu_benchmarks_hold_every_test_that_needs_a_gpu() -> None:
+    files = {str(file) for file in Path(__file__).parent.rglob("test_*.py") if GPU in file.read_text()}
+    named = [word for part in benchmark("gpu").parts().values() for word in part.command if word.endswith(".py")]
+    assert len(files) >= 5 and files <= {*named}
+    assert str(Path(__file__)) not in named
+
+
+@pytest.mark.slow
+def test_the_gpu_benchmarks_run_tests_from_anywhere_and_without_plugins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = tmp_path / "test_toy.py"
+    toy.write_text(f"import rl_lab, pytest\n\n@{GPU}\ndef test_one():\n    assert rl_lab is None\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-config\nknown_to_a_plugin = 3\n")
+    monkeypatch.chdir(tmp_path)
+    failed, *said = benchmark("gpu").tests(toy).run("toy", tmp_path, 60.0)
+    assert "FAILED with exit code 1" in failed and "1 failed" in said[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -34,6 +34,15 @@ CANDIDATES = 512
 IMAGES: dict[str, Any] = {"depth": 8, "multipliers": (2, 3), "kernel": 5, "activation": "silu", "norm": "rms"}
 CONTINUOUS = ActionSpec("continuous", (3,))
 Case = tuple[str, nn.Module, Callable[[Any], Any]]
+
+
+@pytest.fixture(autouse=True)
+def a_fault_is_the_fault_of_its_test() -> Iterator[None]:
+    """Kernels run after Python went on; and precision is a setting of the process."""
+    precision = torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = precision
+    torch.cuda.synchronize()
 
 
 def cases() -> list[Case]:

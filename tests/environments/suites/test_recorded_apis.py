@@ -56,6 +56,9 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     module.list_all_envs = lambda: ["CoinrunHard-v0", "Pong-v5"]
     module.make = lambda env_id, *, env_type, num_envs, seed: RecordedPool(num_envs, seed)
     monkeypatch.setitem(sys.modules, "envpool", module)
+    registration: Any = ModuleType("envpool.registration")
+    registration.registry = SimpleNamespace(specs={"CoinrunHard-v0": ("envpool.procgen", "CoinrunHardEnvSpec", {})})
+    monkeypatch.setitem(sys.modules, "envpool.registration", registration)
     return {"id": "CoinrunHard-v0", "num_envs": 3, "vectorization": "envpool"}
 
 

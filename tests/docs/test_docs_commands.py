@@ -18,6 +18,8 @@ EXAMPLES = {
     "actor_critic": "my_algorithm",
     "soft_q": "my_algorithm",
     ":gail": "gail",
+    "take_cover_model": "take_cover",
+    "take_cover_dreams": "take_cover",
 }  # folders of examples/ to type them in
 SETTING = re.compile(r"(?!overrides)[a-z_]+(\.\w+)*=\S+")
 INVENTED = re.compile(r"my_|key=value|word=value|KEY|NAME|DIR\b|ENV:|RUN(_ID)?/")  # what the reader is to fill in

@@ -20,6 +20,7 @@ EXAMPLES = {
     ":gail": "gail",
     "take_cover_model": "take_cover",
     "take_cover_dreams": "take_cover",
+    "take_cover_rounds": "take_cover",
 }  # folders of examples/ to type them in
 SETTING = re.compile(r"(?!overrides)[a-z_]+(\.\w+)*=\S+")
 INVENTED = re.compile(r"my_|key=value|word=value|KEY|NAME|DIR\b|ENV:|RUN(_ID)?/")  # what the reader is to fill in

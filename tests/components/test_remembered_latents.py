@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.world_model.remembered_latents import RememberedLatents
+from rl_lab.components.world_model.conv_vae import ConvVAE
+from rl_lab.components.world_model.remembered_latents import RememberedLatents, text_of
 from rl_lab.config.compose import compose
 from rl_lab.experiment.build import build, build_agent, build_runtime
 from rl_lab.types import ActionSpec, ArraySpec, Batch, EnvSpec, Phase, Progress
@@ -17,6 +19,7 @@ from rl_lab.workflows.world_models import WorldModels
 from tests.tiny_dreamer import random_rows
 from tests.tiny_world_models import TINY_WORLD_MODELS
 
+FORWARD = ConvVAE.forward
 IMAGE, ACTION = {"image": ArraySpec((16, 16, 1), "uint8")}, ActionSpec("discrete", (3,))
 PHASE = Phase(name="train", type="offline", buffer="replay", progress=Progress())
 
@@ -109,6 +112,27 @@ def test_the_same_parameters_are_the_same_v_in_another_process() -> None:
     assert first.latents.number != second.latents.number
     loaded(first, {})
     assert first.latents.number == second.latents.number > 0
+
+
+def test_an_edited_formula_is_another_v(monkeypatch: pytest.MonkeyPatch, encoded: list[int]) -> None:
+    workflow = make()
+    rows = rows_of(workflow)
+    workflow.latents.of_rows(rows)
+    before = workflow.latents.number
+    with monkeypatch.context() as patched:  # in a running program
+        patched.setattr(ConvVAE, "forward", lambda self, observation: 2.0 * ConvVAE.plain_forward(self, observation))
+        patched.setattr(ConvVAE, "plain_forward", FORWARD, raising=False)
+        torch.testing.assert_close(workflow.latents.of_rows(rows), 2.0 * FORWARD(workflow.vae, rows))
+    with monkeypatch.context() as patched:  # in its file, between two parts of a run
+        patched.setattr(inspect, "getsource", lambda kind: "class ConvVAE: another")
+        workflow.latents.forget()
+        assert workflow.latents.number != before
+    assert encoded == [36, 36]
+
+
+def test_a_class_without_a_file_is_told_apart_by_its_code() -> None:
+    one, other = (type("Typed", (), {"forward": forward}) for forward in (lambda x: x + 1, lambda x: x * 2))
+    assert text_of(one) != text_of(other)
 
 
 def test_rows_without_a_place_for_it_are_encoded_every_time(encoded: list[int]) -> None:

@@ -2,13 +2,14 @@
 
     row t          0      1      2      3
     normal         n0     n1     0      0         what V made of the row's image, mean and log variance of its latent
-    normal_of      v      v      u      0         which V: a number of its parameters; 0: none did yet
+    normal_of      v      v      u      0         which V: a number of its parameters and its class; 0: none did yet
 
 What V made as it is now is taken as it stands; images of other rows are encoded, and the replay takes the result over.
 """
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ class VAE(Protocol):
     output_size: int
     image_key: str
     parameters: Callable[[], Iterable[Tensor]]
+    forward: Callable[[Batch], Tensor]
 
     def __call__(self, observation: Batch) -> Tensor: ...
 
@@ -37,7 +39,7 @@ class Runtime(Protocol):
 class RememberedLatents:
     def __init__(self, vae: VAE, runtime: Runtime) -> None:
         self.vae, self.runtime = vae, runtime
-        self._versions: tuple[tuple[int, int], ...] | None = None  # of the parameters that the number is of
+        self._versions: tuple[Any, ...] | None = None  # of the formula and the parameters that the number is of
         self._number = 0
 
     def forget(self) -> None:
@@ -46,11 +48,11 @@ class RememberedLatents:
 
     @property
     def number(self) -> int:
-        """Stands for V's parameters as they are, never 0."""
+        """Stands for V as it is, its parameters and the text of its class; never 0."""
         parameters = [each.detach() for each in self.vae.parameters()]
-        versions = tuple((each.data_ptr(), each._version) for each in parameters)
+        versions = (type(self.vae).forward, *((each.data_ptr(), each._version) for each in parameters))
         if versions != self._versions:
-            self._versions, self._number = versions, 1 << 32
+            self._versions, self._number = versions, (1 << 32) + zlib.crc32(text_of(type(self.vae)).encode())
             for each in parameters:
                 self._number ^= zlib.crc32(each.cpu().contiguous().numpy().tobytes(), self._number & 0xFFFFFFFF)
         return self._number
@@ -82,3 +84,12 @@ class RememberedLatents:
     def encode(self, images: Tensor) -> Tensor:
         with self.runtime.autocast():
             return self.vae(self.runtime.to_device({self.vae.image_key: images}))
+
+
+def text_of(kind: type) -> str:
+    """The source of a class, if it has one, and what its `forward` was compiled to, which may be replaced."""
+    try:
+        source = inspect.getsource(kind)
+    except (OSError, TypeError):
+        source = ""
+    return source + repr(kind.forward.__code__.co_code)  # type: ignore[attr-defined]

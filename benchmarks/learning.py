@@ -109,8 +109,11 @@ def run_all(names: Sequence[str], folder: Path, *, seed: int, minutes: float) ->
                 processes[name] = subprocess.Popen(
                     command(name, trainings()[name], folder, seed), stdout=log, stderr=subprocess.STDOUT
                 )
-    for process in processes.values():
-        wait(process, end - time.monotonic())
+    try:
+        for process in processes.values():
+            wait(process, end - time.monotonic())
+    except KeyboardInterrupt:
+        print("\ninterrupted: all runs save themselves; the same command goes on with them")
     for process in processes.values():
         process.send_signal(signal.SIGTERM)  # saves
     for name, process in processes.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -188,6 +189,25 @@ def test_a_learning_run_that_is_not_done_in_time_saves_itself(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     LEARNING.run_all([next(iter(LEARNING.trainings()))], tmp_path, seed=0, minutes=0.01)
     assert (tmp_path / "saved").exists()
+
+
+def test_ctrl_c_lets_every_learning_run_save_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent: list[int] = []
+
+    class Process:
+        def wait(self, seconds: float) -> int:
+            if not sent:
+                raise KeyboardInterrupt
+            return 0
+
+        def send_signal(self, number: int) -> None:
+            sent.append(number)
+
+    monkeypatch.setattr(LEARNING.subprocess, "Popen", lambda *_, **__: Process())
+    LEARNING.run_all(list(LEARNING.trainings())[:2], tmp_path, seed=0, minutes=1.0)
+    assert sent == [signal.SIGTERM] * 2 and "the same command goes on" in capsys.readouterr().out
 
 
 def test_training_returns_are_those_of_the_last_tenth_of_the_frames() -> None:

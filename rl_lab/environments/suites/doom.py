@@ -8,8 +8,10 @@ tells (health, ammunition). Death is terminal, the scenario's time-out is a cut 
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
-from contextlib import chdir
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,17 @@ def find_scenario(scenario: str) -> Path:
         f"environment.kwargs.scenario is '{scenario}': there is no such scenario.{did_you_mean(scenario, known)} Write "
         f"a path to a .cfg file, or one of: {', '.join(known)}. {FOLDER_VARIABLE} may name a folder of yours."
     )
+
+
+@contextmanager
+def _deaf_to(*signals: signal.Signals) -> Iterator[None]:
+    """Processes that are started meanwhile never get these: Ctrl-C in a terminal, or closing it, signals every process
+    there, and the engine has to go on until the run has saved itself. What comes for this process comes afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Doom(gym.Env):
@@ -80,8 +93,8 @@ class Doom(gym.Env):
         if self._game.is_running():
             self._game.new_episode()
         else:
-            with chdir(tempfile.gettempdir()):  # the engine leaves a folder where it is started
-                self._game.init()
+            with chdir(tempfile.gettempdir()), _deaf_to(signal.SIGINT, signal.SIGHUP):
+                self._game.init()  # the engine leaves a folder where it is started
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
